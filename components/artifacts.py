@@ -1,0 +1,473 @@
+"""The only reader and writer of artifact directories.
+
+An artifact is a folder of files plus `manifest.json`. The manifest lists every file with size and SHA-256,
+carries a typed description (`spec`) of what the next reader needs, and says where it came from (`lineage`).
+`digest` identifies the content (kind, spec, files): two steps that write the same bytes write the same
+artifact. `seal` covers the whole manifest, lineage included. A folder is written beside its place, synced
+and renamed, so it exists whole or not at all; every reader verifies what it reads.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import shutil
+import stat
+import uuid
+from pathlib import Path, PurePosixPath
+from typing import Any, Generic, Literal
+
+from pydantic import Field, JsonValue, ValidationError
+
+from components.contract import (
+    Config,
+    SpecT,
+    StageFailed,
+    canonical_json,
+)
+
+FORMAT_VERSION = 1
+MANIFEST = "manifest.json"
+
+
+# ------------------------------------------------------------------------------------- what each kind carries
+
+
+class SplitSpec(Config):
+    """One split of a dataset: `<split>_images.npy` uint8 NHWC and `<split>_labels.npy` int64."""
+
+    rows: int
+    class_counts: tuple[int, ...]
+
+
+class DatasetSpec(Config):
+    """A labelled image set as memory-mappable arrays; splits are named `train` and `test`."""
+
+    kind: Literal["dataset"] = "dataset"
+    class_names: tuple[str, ...]
+    image_shape_hwc: tuple[int, int, int]
+    splits: dict[str, SplitSpec]
+    mean: tuple[float, ...]  # per channel, of pixel / 255 over the train split
+    std: tuple[float, ...]
+    source: str
+    licence: str
+
+
+class ArchitectureSpec(Config):
+    """How to build a network before its channel plan: a name of ours or `package.module:callable`."""
+
+    name: str
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class InputSpec(Config):
+    """What a model takes: `x_nchw` float32, (pixel / 255 - mean) / std per channel; the batch is free."""
+
+    name: str = "x_nchw"
+    shape_chw: tuple[int, int, int]
+    mean: tuple[float, ...]
+    std: tuple[float, ...]
+
+
+class QuantizationSpec(Config):
+    """What an exporter has to quantize, and with which samples of the train split it calibrates."""
+
+    scheme: Literal["static"]
+    weights: Literal["int8-per-channel", "int8-per-tensor"]
+    activations: Literal["auto", "uint8", "int8"]  # auto: measured on the machine, the faster is kept
+    calibration: Literal["minmax", "entropy", "percentile"]
+    calibration_rows: tuple[int, ...]
+    excluded_layers: tuple[str, ...] = ()
+
+
+class ModelSpec(Config):
+    """A trained network: `model.safetensors`, and `history.json` with the curves of its training.
+
+    `channel_plan` maps a layer's name to the sizes it has after pruning, for example
+    {"layer1.0.conv1": {"in_channels": 16, "out_channels": 8}}; None where nothing was removed.
+    """
+
+    kind: Literal["model"] = "model"
+    architecture: ArchitectureSpec
+    input: InputSpec
+    class_names: tuple[str, ...]
+    methods: tuple[str, ...] = ()
+    channel_plan: dict[str, dict[str, int]] | None = None
+    quantization: QuantizationSpec | None = None
+    parameters: int
+    macs: int  # multiply-accumulates for one sample
+    accuracy_top1: float  # of the network in torch, on the test split
+
+
+class EngineSpec(Config):
+    """What a runtime loads, with golden samples: `golden_x_nchw.npy` and `golden_logits.npy`."""
+
+    kind: Literal["engine"] = "engine"
+    target: dict[str, JsonValue]  # the resolved config of the target that built it
+    status: Literal["built", "not built"]
+    reason: str = ""  # why it was not built
+    file: str = ""  # what the runtime opens
+    precision: str
+    methods: tuple[str, ...]
+    input: InputSpec
+    class_names: tuple[str, ...]
+    identity: dict[str, str] = Field(default_factory=dict)  # runtime, version, ISA or GPU it is bound to
+    notes: tuple[str, ...] = ()  # choices made while building that a reader should know
+    size_bytes: int = 0
+    parameters: int = 0
+    macs: int = 0
+    accuracy_top1: float = 0.0  # measured on this engine, on the test split
+    correct_rows_sha256: str = ""
+    max_abs_error: float = 0.0  # of logits, against the model in torch
+    top1_agreement: float = 0.0  # with the model in torch
+
+
+class Interval(Config):
+    """A figure with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def overlaps(self, other: Interval) -> bool:
+        """Whether the two intervals have a point in common."""
+        return self.low <= other.high and other.low <= self.high
+
+
+class Throughput(Config):
+    """Images per second at one batch size."""
+
+    batch: int
+    images_per_s: Interval
+
+
+class EngineFigures(Config):
+    """What was measured of one engine. The figures are None unless `status` is "measured"."""
+
+    status: Literal["measured", "not built"]
+    reason: str = ""
+    target: str
+    precision: str
+    methods: tuple[str, ...]
+    size_bytes: int
+    parameters: int
+    macs: int
+    accuracy_top1: Interval | None = None
+    latency_ms_p50: Interval | None = None  # batch 1
+    latency_ms_p90: Interval | None = None
+    latency_ms_p99: Interval | None = None
+    throughput: tuple[Throughput, ...] = ()
+    speedup_vs_reference: Interval | None = None  # ratio of batch-1 p50, the reference is torch eager
+    speedup_vs_best_fp32: Interval | None = None  # against the fastest unmodified fp32 engine
+
+
+class MeasurementsSpec(Config):
+    """The benchmark of all engines of a run; raw latencies are in `samples.npz`, in milliseconds."""
+
+    kind: Literal["measurements"] = "measurements"
+    reference: str
+    best_fp32: str
+    engines: dict[str, EngineFigures]
+    rounds: int
+    requests_per_round: int
+    threads: int
+    seed: int
+    environment: dict[str, str]
+
+
+class ReportSpec(Config):
+    """`report.html` (self-contained, no scripts), `figures.json` and `figures.csv`."""
+
+    kind: Literal["report"] = "report"
+    title: str
+
+
+class RegistrationSpec(Config):
+    """A version in the model registry."""
+
+    kind: Literal["registration"] = "registration"
+    registry: str  # the tracking URI, without credentials
+    model_name: str
+    version: int
+    aliases: tuple[str, ...]
+    engine_digest: str
+    champion_reason: str
+
+
+class BundleSpec(Config):
+    """A deployable bundle: engine, preprocessing.json, bundle.json, golden samples, README.md."""
+
+    kind: Literal["bundle"] = "bundle"
+    model_name: str
+    engine_name: str
+    engine_digest: str
+    file: str
+    verified: tuple[str, ...]  # what was checked in a clean process
+
+
+SPECS: dict[str, type[Config]] = {
+    spec.model_fields["kind"].default: spec
+    for spec in (
+        DatasetSpec,
+        ModelSpec,
+        EngineSpec,
+        MeasurementsSpec,
+        ReportSpec,
+        RegistrationSpec,
+        BundleSpec,
+    )
+}
+
+
+# ---------------------------------------------------------------------------------------------- the manifest
+
+
+class FileEntry(Config):
+    """One file of an artifact."""
+
+    sha256: str
+    size_bytes: int
+
+
+class Lineage(Config):
+    """Where an artifact came from."""
+
+    stage: str
+    code_digest: str
+    config: JsonValue
+    parents: dict[str, str]  # input name (or name/key) -> content digest
+    libraries: dict[str, str]
+    started_at_s: float
+    seconds: float
+    peak_rss_bytes: int
+
+
+class Manifest(Config):
+    """`manifest.json`."""
+
+    format: Literal[1]
+    kind: str
+    spec: dict[str, JsonValue]
+    files: dict[str, FileEntry]
+    digest: str
+    lineage: Lineage
+    metrics: dict[str, float]
+    rejected: str = ""  # why a gate refused it; empty for an artifact in good standing
+    seal: str
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _digest_of(value: Any) -> str:
+    return hashlib.sha256(canonical_json(value).encode()).hexdigest()
+
+
+def content_digest(kind: str, spec: Any, files: dict[str, FileEntry], rejected: str) -> str:
+    """The identity of an artifact's content; lineage and timing are not part of it."""
+    listing = {name: entry.sha256 for name, entry in files.items()}
+    return _digest_of(
+        {"format": FORMAT_VERSION, "kind": kind, "spec": spec, "files": listing, "rejected": rejected}
+    )
+
+
+def _seal_of(fields: dict[str, Any]) -> str:
+    return _digest_of({name: value for name, value in fields.items() if name != "seal"})
+
+
+# ------------------------------------------------------------------------------------------- reading, writing
+
+
+class Artifact(Generic[SpecT]):
+    """A verified artifact on this machine's disk. Made by `open_artifact` only."""
+
+    def __init__(self, path: Path, manifest: Manifest, spec: SpecT) -> None:
+        self.path, self.manifest, self.spec = path, manifest, spec
+
+    @property
+    def digest(self) -> str:
+        """The content digest."""
+        return self.manifest.digest
+
+    def file(self, name: str) -> Path:
+        """The path of a file of this artifact.
+
+        Raises StageFailed if the artifact has no such file.
+        """
+        if name not in self.manifest.files:
+            raise StageFailed(
+                f"the {self.manifest.kind} artifact {self.path} has no file {name!r}",
+                why=f"it has {', '.join(sorted(self.manifest.files)) or 'none'}",
+            )
+        return self.path / name
+
+
+def open_artifact(path: Path, *, kind: str, verify: bool = True) -> Artifact[Any]:
+    """Read and verify the artifact in `path`.
+
+    verify: check every file's digest; without it only the manifest's own seal and the sizes are checked.
+    Raises StageFailed naming the file that is missing, truncated or changed, or if the artifact is of
+    another kind or was rejected by a gate.
+    """
+    manifest = read_manifest(path)
+    if manifest.kind != kind:
+        raise StageFailed(f"{path} is not a {kind}", why=f"its manifest says {manifest.kind!r}")
+    if manifest.rejected:
+        raise StageFailed(f"the {kind} in {path} was rejected by a gate", why=manifest.rejected)
+    _verify_files(path, manifest, contents=verify)
+    try:
+        spec = SPECS[kind].model_validate(manifest.spec)
+    except ValidationError as error:
+        raise StageFailed(f"the description in {path / MANIFEST} is not that of a {kind}", why=str(error))
+    return Artifact(path, manifest, spec)
+
+
+def read_manifest(path: Path) -> Manifest:
+    """The manifest of the artifact in `path`, its seal and digest checked.
+
+    Raises StageFailed if it is absent, unreadable, of another format or tampered with.
+    """
+    file = path / MANIFEST
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise StageFailed(
+            f"{path} is not an artifact",
+            why=f"cannot read {MANIFEST}: {error}",
+            fix="give the folder that a stage wrote",
+        ) from None
+    try:
+        fields = json.loads(text)
+        manifest = Manifest.model_validate(fields)
+    except (ValueError, ValidationError):
+        raise StageFailed(
+            f"{file} is truncated or not a manifest of format {FORMAT_VERSION}",
+            fix="delete the artifact and run its step again",
+        ) from None
+    expected = content_digest(manifest.kind, manifest.spec, manifest.files, manifest.rejected)
+    if manifest.seal != _seal_of(fields) or manifest.digest != expected:
+        raise StageFailed(
+            f"{file} was changed after it was written",
+            why="its seal does not match",
+            fix="delete the artifact and run its step again",
+        )
+    return manifest
+
+
+def _verify_files(path: Path, manifest: Manifest, *, contents: bool) -> None:
+    for name, entry in manifest.files.items():
+        _check_file_name(name)
+        file = path / name
+        problem = ""
+        if not file.is_file() or file.is_symlink():
+            problem = "it is missing"
+        elif file.stat().st_size != entry.size_bytes:
+            problem = f"it has {file.stat().st_size} bytes instead of {entry.size_bytes}"
+        elif contents and _sha256(file) != entry.sha256:
+            problem = "its SHA-256 differs from the manifest's"
+        if problem:
+            raise StageFailed(
+                f"{file} is damaged", why=problem, fix="delete the artifact and run its step again"
+            )
+
+
+def _check_file_name(name: str) -> None:
+    path = PurePosixPath(name)
+    if path.is_absolute() or ".." in path.parts or not name or name == MANIFEST:
+        raise StageFailed(f"an artifact lists a file outside itself: {name!r}")
+
+
+def new_folder_beside(path: Path) -> Path:
+    """A fresh, empty, hidden folder on the same file system as `path`, to be renamed to it."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    folder = path.parent / f".{path.name}.{uuid.uuid4().hex}"
+    folder.mkdir()
+    return folder
+
+
+def seal_artifact(
+    folder: Path, *, spec: Config, metrics: dict[str, float], lineage: Lineage, rejected: str = ""
+) -> Manifest:
+    """Write the manifest over what is in `folder` and sync it all to disk; the folder is then whole."""
+    files: dict[str, FileEntry] = {}
+    for file in sorted(folder.rglob("*")):
+        mode = file.lstat().st_mode
+        if stat.S_ISDIR(mode):
+            continue
+        if not stat.S_ISREG(mode):
+            raise StageFailed(f"a stage wrote something that is not a plain file: {file}")
+        name = file.relative_to(folder).as_posix()
+        files[name] = FileEntry(sha256=_sha256(file), size_bytes=file.stat().st_size)
+        _sync(file)
+    kind = str(type(spec).model_fields["kind"].default)
+    fields: dict[str, Any] = {
+        "format": FORMAT_VERSION,
+        "kind": kind,
+        "spec": spec.model_dump(mode="json"),
+        "files": {name: entry.model_dump() for name, entry in files.items()},
+        "lineage": lineage.model_dump(mode="json"),
+        "metrics": metrics,
+        "rejected": rejected,
+    }
+    fields["digest"] = content_digest(kind, fields["spec"], files, rejected)
+    fields["seal"] = _seal_of(fields)
+    write_text_atomic(folder / MANIFEST, json.dumps(fields, indent=1, sort_keys=True))
+    return Manifest.model_validate(fields)
+
+
+def publish(folder: Path, path: Path) -> None:
+    """Rename a sealed `folder` to its place `path`.
+
+    If `path` exists already, it holds the same content (places are named by content or are new), and the
+    second copy is dropped.
+    """
+    try:
+        folder.rename(path)
+    except OSError as error:
+        if error.errno not in (errno.EEXIST, errno.ENOTEMPTY):
+            raise
+        shutil.rmtree(folder)
+        return
+    _sync(path.parent)
+
+
+def write_text_atomic(path: Path, text: str) -> None:
+    """Write `text` to `path` so that a reader sees the old file or the new one, never a part."""
+    write_bytes_atomic(path, text.encode())
+
+
+def write_bytes_atomic(path: Path, data: bytes) -> None:
+    """Write `data` to `path` so that a reader sees the old file or the new one, never a part."""
+    part = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+    try:
+        with part.open("wb") as file:
+            file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        part.replace(path)
+    finally:
+        part.unlink(missing_ok=True)
+    _sync(path.parent)
+
+
+def copy_files(source: Artifact[Any], folder: Path) -> None:
+    """Put every file of `source` into `folder`, as hard links where the file system allows it."""
+    for name in source.manifest.files:
+        place = folder / name
+        place.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            place.hardlink_to(source.path / name)
+        except OSError:
+            shutil.copyfile(source.path / name, place)
+
+
+def _sync(path: Path) -> None:
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)

@@ -1,0 +1,30 @@
+"""The compression methods. A method is one file here and one row of METHODS. Wakes no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Union
+
+from pydantic import BeforeValidator, Discriminator
+
+from components.compress.base import Method, Network
+from components.compress.distill import Distill
+from components.compress.prune import Prune
+from components.compress.quantize import Quantize
+from components.contract import expand_name
+
+METHODS: dict[str, type[Method]] = {
+    "prune": Prune,
+    "distill": Distill,
+    "quantize": Quantize,
+}
+
+if TYPE_CHECKING:
+    AnyMethod = Method
+else:
+    AnyMethod = Annotated[
+        Union[tuple(METHODS.values())],  # noqa: UP007
+        Discriminator("method"),
+        BeforeValidator(expand_name("method")),
+    ]
+
+__all__ = ["METHODS", "AnyMethod", "Method", "Network"]

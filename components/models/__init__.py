@@ -1,0 +1,125 @@
+"""Architectures, and how a network is built from a manifest, saved and loaded.
+
+A network is its architecture, then its channel plan (the sizes that pruning left), then its weights. An
+architecture is an import path of a callable that takes `in_channels` and `num_classes` beside its own
+arguments and returns a torch module from (batch, channels, height, width) to logits (batch, classes). Ours
+have a short name, a row of ARCHITECTURES; a user's own is given as `package.module:callable`.
+Importing this package does not wake torch.
+"""
+
+from __future__ import annotations
+
+import difflib
+import importlib
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from components.artifacts import ArchitectureSpec, Artifact, InputSpec, ModelSpec
+from components.contract import ConfigInvalid, StageFailed
+
+if TYPE_CHECKING:
+    from torch import nn
+
+ARCHITECTURES: dict[str, str] = {
+    "cnn": "components.models.cnn:cnn",
+    "resnet18": "components.models.resnet:resnet18",
+    "vit": "components.models.vit:vit",
+}
+
+WEIGHTS = "model.safetensors"
+
+
+def import_path(name: str) -> str:
+    """The import path of an architecture.
+
+    Raises ConfigInvalid for a name that is neither ours nor an import path.
+    """
+    if name in ARCHITECTURES:
+        return ARCHITECTURES[name]
+    if ":" in name:
+        return name
+    near = difflib.get_close_matches(name, ARCHITECTURES, n=1)
+    hint = f"did you mean {near[0]!r}?" if near else f"ours are {', '.join(ARCHITECTURES)}"
+    raise ConfigInvalid(
+        f"there is no architecture {name!r}", why=hint, fix="your own is given as package.module:callable"
+    )
+
+
+def build(architecture: ArchitectureSpec, *, in_channels: int, num_classes: int) -> nn.Module:
+    """A freshly initialised network.
+
+    Raises ConfigInvalid if its module, its callable or its arguments are wrong.
+    """
+    from torch import nn
+
+    path = import_path(architecture.name)
+    module_name, _, attribute = path.partition(":")
+    try:
+        factory = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise ConfigInvalid(
+            f"cannot import the model {path!r}",
+            why=str(error),
+            fix="check the spelling; modules are looked for beside the recipe",
+        ) from None
+    try:
+        model = factory(in_channels=in_channels, num_classes=num_classes, **architecture.arguments)
+    except TypeError as error:
+        raise ConfigInvalid(f"cannot build the model {path!r}", why=str(error)) from None
+    if not isinstance(model, nn.Module):
+        raise ConfigInvalid(f"{path!r} returned a {type(model).__name__}, not a torch.nn.Module")
+    return model
+
+
+def rebuild(spec: ModelSpec) -> nn.Module:
+    """The network of a manifest, channel plan applied, weights not yet loaded."""
+    model = build(spec.architecture, in_channels=spec.input.shape_chw[0], num_classes=len(spec.class_names))
+    if spec.channel_plan:
+        from components.models.channel_plan import apply_channel_plan
+
+        apply_channel_plan(model, spec.channel_plan)
+    return model
+
+
+def load(artifact: Artifact[ModelSpec]) -> nn.Module:
+    """The trained network of a model artifact, in evaluation mode, on the CPU."""
+    return load_weights(rebuild(artifact.spec), artifact.file(WEIGHTS)).eval()
+
+
+def load_weights(model: nn.Module, file: Path) -> nn.Module:
+    """`model` with the weights of `file`.
+
+    Raises StageFailed if names or shapes differ.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    try:
+        model.load_state_dict(load_file(file))
+    except (RuntimeError, SafetensorError) as error:
+        reason = " ".join(str(error).split())[:300]
+        raise StageFailed(f"the weights in {file} do not fit the network", why=reason) from None
+    return model
+
+
+def save(model: nn.Module, folder: Path) -> None:
+    """Write the weights of `model` into `folder`."""
+    from safetensors.torch import save_file
+
+    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    save_file(state, folder / WEIGHTS)
+
+
+def count(model: nn.Module, input_spec: InputSpec) -> tuple[int, int]:
+    """Parameters, and multiply-accumulates of one sample, of `model`."""
+    import torch
+    from torch.utils.flop_counter import FlopCounterMode
+
+    parameters = sum(parameter.numel() for parameter in model.parameters())
+    device = next(model.parameters()).device
+    was_training = model.training
+    model.eval()
+    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+        model(torch.zeros(1, *input_spec.shape_chw, device=device))
+    model.train(was_training)
+    return parameters, counter.get_total_flops() // 2

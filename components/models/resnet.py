@@ -1,0 +1,59 @@
+"""ResNet-18 for 32x32 images (He et al. 2016, arXiv:1512.03385, with the 3x3 stem of its CIFAR variants)."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+
+class BasicBlock(nn.Module):
+    """Two 3x3 convolutions and a shortcut."""
+
+    def __init__(self, in_channels: int, out_channels: int, stride: int) -> None:
+        super().__init__()
+        self.conv1 = nn.Conv2d(in_channels, out_channels, 3, stride, 1, bias=False)
+        self.bn1 = nn.BatchNorm2d(out_channels)
+        self.conv2 = nn.Conv2d(out_channels, out_channels, 3, 1, 1, bias=False)
+        self.bn2 = nn.BatchNorm2d(out_channels)
+        self.shortcut = nn.Sequential()
+        if stride != 1 or in_channels != out_channels:
+            self.shortcut = nn.Sequential(
+                nn.Conv2d(in_channels, out_channels, 1, stride, bias=False), nn.BatchNorm2d(out_channels)
+            )
+
+    def forward(self, x: Tensor) -> Tensor:
+        """(batch, in_channels, h, w) to (batch, out_channels, h / stride, w / stride)."""
+        y = torch.relu(self.bn1(self.conv1(x)))
+        return torch.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
+
+
+class ResNet(nn.Module):
+    """Four groups of `blocks` basic blocks with `width`, 2, 4 and 8 times `width` channels."""
+
+    def __init__(self, in_channels: int, num_classes: int, width: int, blocks: tuple[int, ...]) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(
+            nn.Conv2d(in_channels, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
+        )
+        channels = width
+        groups = []
+        for index, depth in enumerate(blocks):
+            out_channels = width * 2**index
+            strides = [1 if index == 0 else 2] + [1] * (depth - 1)
+            group = []
+            for stride in strides:
+                group.append(BasicBlock(channels, out_channels, stride))
+                channels = out_channels
+            groups.append(nn.Sequential(*group))
+        self.groups = nn.Sequential(*groups)
+        self.head = nn.Linear(channels, num_classes)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images (batch, in_channels, height, width) to logits (batch, num_classes)."""
+        features = self.groups(self.stem(x))
+        return self.head(features.mean(dim=(2, 3)))
+
+
+def resnet18(*, in_channels: int, num_classes: int, width: int = 64) -> ResNet:
+    """ResNet-18 for small images; `width` 64 is the standard network."""
+    return ResNet(in_channels, num_classes, width, (2, 2, 2, 2))

@@ -1,0 +1,34 @@
+"""The data sources. A source is one file here and one row of SOURCES."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Union
+
+from pydantic import BeforeValidator, Discriminator
+
+from components.contract import expand_name
+from components.prepare.sources.base import Images, Loaded, Source
+from components.prepare.sources.cifar10 import Cifar10
+from components.prepare.sources.digits import Digits
+from components.prepare.sources.folder import Folder
+from components.prepare.sources.mnist5k import Mnist5k
+from components.prepare.sources.npz import Npz
+
+SOURCES: dict[str, type[Source]] = {
+    "mnist5k": Mnist5k,
+    "digits": Digits,
+    "cifar10": Cifar10,
+    "folder": Folder,
+    "npz": Npz,
+}
+
+if TYPE_CHECKING:
+    AnySource = Source
+else:
+    AnySource = Annotated[
+        Union[tuple(SOURCES.values())],  # noqa: UP007
+        Discriminator("source"),
+        BeforeValidator(expand_name("source")),
+    ]
+
+__all__ = ["SOURCES", "AnySource", "Images", "Loaded", "Source"]

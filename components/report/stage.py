@@ -1,0 +1,1 @@
+"""Show what the run found: one HTML page with pictures, and the figures as JSON and CSV."""

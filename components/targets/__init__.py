@@ -1,0 +1,35 @@
+"""What a model can be exported to. A target is one file here and one row of TARGETS.
+
+A target both builds an engine and loads it again, so that the gate of `export`, the benchmark and the check
+of the deployable bundle run the very same code on the very same files. Importing this package wakes neither
+torch nor a vendor's library: they are imported inside the functions that use them.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Annotated, Union
+
+from pydantic import BeforeValidator, Discriminator
+
+from components.contract import expand_name
+from components.targets.base import Built, NotBuilt, Session, Target
+from components.targets.eager import Eager
+from components.targets.onnx import Onnx
+from components.targets.tensorrt import TensorRT
+
+TARGETS: dict[str, type[Target]] = {
+    "eager": Eager,  # torch as it is: the reference of every speed-up
+    "onnx": Onnx,
+    "tensorrt": TensorRT,
+}
+
+if TYPE_CHECKING:
+    AnyTarget = Target
+else:
+    AnyTarget = Annotated[
+        Union[tuple(TARGETS.values())],  # noqa: UP007
+        Discriminator("target"),
+        BeforeValidator(expand_name("target")),
+    ]
+
+__all__ = ["TARGETS", "AnyTarget", "Built", "NotBuilt", "Session", "Target"]

@@ -1,0 +1,42 @@
+"""The whole pipeline, read downward. A step is a stage's `run`, its config, and the steps it reads from."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, TypeVar
+
+from components.benchmark import stage as benchmark
+from components.compress import stage as compress
+from components.deploy import stage as deploy
+from components.export import stage as export
+from components.prepare import stage as prepare
+from components.register import stage as register
+from components.report import stage as report
+from components.select import stage as select
+from components.targets import Eager
+from components.train import stage as train
+
+if TYPE_CHECKING:
+    from pipelines.plan import Step
+    from pipelines.recipe import Recipe
+
+Handle = TypeVar("Handle")
+
+
+def graph(step: Step[Handle], recipe: Recipe) -> None:
+    """Data to a chosen, registered, deployable model. Equal steps of two variants are one step."""
+    data = step(prepare.run, recipe.data)
+    base = step(train.run, recipe.train, data=data)
+    models = {"base": base}
+    engines = {recipe.benchmark.reference: step(export.run, Eager(), model=base, data=data)}
+    for variant, methods in recipe.variants.items():  # "fp32", "int8", "pruned-distilled-int8", ...
+        model = base
+        for method in methods:  # Prune(...), Distill(...), Quantize(...)
+            model = step(compress.run, method, model=model, teacher=base, data=data)
+        models[variant] = model
+        for target in recipe.targets:  # Onnx(...), TensorRT(...)
+            engines[f"{variant}/{target.label}"] = step(export.run, target, model=model, data=data)
+    measured = step(benchmark.run, recipe.benchmark, engines=engines, data=data)  # interleaved, once
+    step(report.run, recipe.goals, measured=measured, engines=engines, models=models, data=data)
+    chosen = step(select.run, recipe.goals, measured=measured, engines=engines)
+    version = step(register.run, recipe.register, engine=chosen, measured=measured)
+    step(deploy.run, recipe.deploy, engine=chosen, version=version)

@@ -1,0 +1,148 @@
+"""Small real things that the tests share: a dataset of handwritten digits, a network trained on it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from components.__main__ import Job, execute
+from components.artifacts import (
+    ArchitectureSpec,
+    Artifact,
+    DatasetSpec,
+    InputSpec,
+    Lineage,
+    ModelSpec,
+    SplitSpec,
+    open_artifact,
+    seal_artifact,
+)
+from components.contract import Config, signature
+
+LINEAGE = Lineage(
+    stage="fixture",
+    code_digest="",
+    config=None,
+    parents={},
+    libraries={},
+    started_at_s=time.time(),
+    seconds=0.0,
+    peak_rss_bytes=0,
+)
+
+
+@pytest.fixture(autouse=True)
+def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """No test writes into the folder of the user's own runs."""
+    monkeypatch.setenv("HPML_HOME", str(tmp_path / "runs"))
+
+
+@pytest.fixture
+def run_stage(tmp_path: Path) -> Callable[..., Artifact[Any]]:
+    """Run a stage for real, as its container does: run_stage(train.run, config, data=artifact)."""
+    count = 0
+
+    def run(stage_run: Any, config: Config, **inputs: Any) -> Artifact[Any]:
+        nonlocal count
+        count += 1
+        place = tmp_path / f"stage-{count}"
+        paths = {
+            name: {key: str(item.path) for key, item in given.items()}
+            if isinstance(given, dict)
+            else str(given.path)
+            for name, given in inputs.items()
+        }
+        job = Job(
+            run=f"{stage_run.__module__}:{stage_run.__name__}",
+            config=config.model_dump(mode="json"),
+            inputs=paths,
+            out=str(place),
+            threads=2,
+        )
+        execute(job)
+        return open_artifact(place, kind=signature(stage_run).output_kind)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def digits_data(tmp_path_factory: pytest.TempPathFactory) -> Artifact[DatasetSpec]:
+    """scikit-learn's 8x8 handwritten digits: 1437 train rows, 360 test rows."""
+    from sklearn.datasets import load_digits
+
+    bunch = load_digits()
+    images = (bunch.images * (255 / 16)).round().astype(np.uint8)[..., None]
+    labels = bunch.target.astype(np.int64)
+    is_test = np.arange(len(labels)) % 5 == 0
+    place = tmp_path_factory.mktemp("digits")
+    splits = {}
+    for split, rows in (("train", ~is_test), ("test", is_test)):
+        np.save(place / f"{split}_images.npy", images[rows])
+        np.save(place / f"{split}_labels.npy", labels[rows])
+        counts = np.bincount(labels[rows], minlength=10)
+        splits[split] = SplitSpec(rows=int(rows.sum()), class_counts=tuple(int(count) for count in counts))
+    scaled = images[~is_test] / 255
+    spec = DatasetSpec(
+        class_names=tuple("0123456789"),
+        image_shape_hwc=(8, 8, 1),
+        splits=splits,
+        mean=(float(scaled.mean()),),
+        std=(float(scaled.std()),),
+        source="digits",
+        licence="BSD-3-Clause",
+    )
+    seal_artifact(place, spec=spec, metrics={}, lineage=LINEAGE)
+    return open_artifact(place, kind="dataset")
+
+
+@pytest.fixture(scope="session")
+def small_model(
+    digits_data: Artifact[DatasetSpec], tmp_path_factory: pytest.TempPathFactory
+) -> Artifact[ModelSpec]:
+    """The small CNN trained on the digits for a few seconds, to about 97 % top-1."""
+    import torch
+    from torch.nn import functional
+
+    from components import models
+    from components.images import load_split, predict_split, to_x_nchw, top1_accuracy
+
+    torch.manual_seed(0)
+    inputs = InputSpec(shape_chw=(1, 8, 8), mean=digits_data.spec.mean, std=digits_data.spec.std)
+    architecture = ArchitectureSpec(name="cnn", arguments={"width": 16})
+    model = models.build(architecture, in_channels=1, num_classes=10)
+    images, labels = load_split(digits_data, "train")
+    x, y = torch.from_numpy(to_x_nchw(images, inputs)), torch.from_numpy(labels)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
+    for _ in range(8):
+        for rows in torch.randperm(len(x)).split(64):
+            loss = functional.cross_entropy(model(x[rows]), y[rows])
+            optimizer.zero_grad()
+            loss.backward()
+            optimizer.step()
+    model.eval()
+
+    def predict(batch: np.ndarray) -> np.ndarray:
+        with torch.no_grad():
+            return model(torch.from_numpy(batch)).numpy()
+
+    test_images, test_labels = load_split(digits_data, "test")
+    accuracy = top1_accuracy(predict_split(predict, test_images, inputs), test_labels)
+    parameters, macs = models.count(model, inputs)
+    place = tmp_path_factory.mktemp("small-model")
+    models.save(model, place)
+    (place / "history.json").write_text("[]")
+    spec = ModelSpec(
+        architecture=architecture,
+        input=inputs,
+        class_names=digits_data.spec.class_names,
+        parameters=parameters,
+        macs=macs,
+        accuracy_top1=accuracy,
+    )
+    seal_artifact(place, spec=spec, metrics={}, lineage=LINEAGE)
+    return open_artifact(place, kind="model")
