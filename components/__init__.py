@@ -1,6 +1,7 @@
 """The stages of the pipeline, and the hallway between them. What runs inside a container is here."""
 
 import os
+import sys
 
 # Nothing phones home. These libraries report usage by default and read their switch when they are imported,
 # so the switch is thrown here: no module of ours can be imported before its package.
@@ -10,3 +11,6 @@ os.environ["NNCF_DISABLE_TELEMETRY"] = "1"
 os.environ["DO_NOT_TRACK"] = "1"
 # Spinning OpenMP threads collapse a shared machine; it is read when the first OpenMP runtime loads.
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+# Folders of the user's own modules, for every process of a run. Last: a user's `select.py` hides nothing.
+sys.path += [path for path in os.environ.get("HPML_IMPORT_PATHS", "").split(os.pathsep) if path]

@@ -17,8 +17,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -84,7 +84,7 @@ def execute(job: Job) -> Manifest:
     Raises HpmlError; nothing is at `job.out` then, except an artifact that a gate rejected, which is
     published with its reason and which no reader opens.
     """
-    sys.path[:0] = [path for path in job.import_paths if path not in sys.path]
+    _add_import_paths(job.import_paths)
     threads = job.threads or hardware.usable_cpus()
     _limit_threads(threads)
     run = load_run(job.run)
@@ -134,6 +134,20 @@ def execute(job: Job) -> Manifest:
         raise GateFailed(f"{shape.stage} was refused by its gate", why=result.rejected)
     shutil.rmtree(scratch, ignore_errors=True)
     return manifest
+
+
+def _add_import_paths(paths: Iterable[str]) -> None:
+    """For this process and, through the environment, for those it starts; see components/__init__.py."""
+    os.environ["HPML_IMPORT_PATHS"] = os.pathsep.join(paths)
+    sys.path += [path for path in paths if path not in sys.path]
+
+
+def run_job(**fields: Any) -> None:
+    """`execute` in a process of its own: a failure becomes a line on stderr, an event, and a status."""
+    job = Job(**fields)
+    with explained(events=Events(Path(job.events))):
+        stop_on_sigterm()
+        execute(job)
 
 
 def _limit_threads(threads: int) -> None:
@@ -192,7 +206,8 @@ def _explain_os_error(error: OSError) -> HpmlError:
 def _leave(error: HpmlError, code: int, debug: bool, events: Events | None) -> NoReturn:
     text = traceback.format_exc()
     if events:
-        events.write("failed", message=str(error), exit_code=int(code), traceback=text)
+        with suppress(OSError):  # the disk may be what failed
+            events.write("failed", message=str(error), exit_code=int(code), traceback=text)
     if debug:
         print(text, file=sys.stderr)
     print(f"error: {error}", file=sys.stderr, flush=True)

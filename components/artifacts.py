@@ -53,6 +53,7 @@ class DatasetSpec(Config):
     std: tuple[float, ...]
     source: str
     licence: str
+    notes: tuple[str, ...] = ()  # what was left out of the source, and why
 
 
 class ArchitectureSpec(Config):
@@ -77,7 +78,7 @@ class QuantizationSpec(Config):
     scheme: Literal["static"]
     weights: Literal["int8-per-channel", "int8-per-tensor"]
     activations: Literal["auto", "uint8", "int8"]  # auto: measured on the machine, the faster is kept
-    calibration: Literal["minmax", "entropy", "percentile"]
+    calibration: Literal["minmax", "percentile"]
     calibration_rows: tuple[int, ...]
     excluded_layers: tuple[str, ...] = ()
 
@@ -102,7 +103,10 @@ class ModelSpec(Config):
 
 
 class EngineSpec(Config):
-    """What a runtime loads, with golden samples: `golden_x_nchw.npy` and `golden_logits.npy`."""
+    """What a runtime loads, with golden samples: `golden_x_nchw.npy` and `golden_logits.npy`.
+
+    `test_logits.npy`, float32 (rows, classes), is what the engine says of the whole test split.
+    """
 
     kind: Literal["engine"] = "engine"
     target: dict[str, JsonValue]  # the resolved config of the target that built it
@@ -119,7 +123,6 @@ class EngineSpec(Config):
     parameters: int = 0
     macs: int = 0
     accuracy_top1: float = 0.0  # measured on this engine, on the test split
-    correct_rows_sha256: str = ""
     max_abs_error: float = 0.0  # of logits, against the model in torch
     top1_agreement: float = 0.0  # with the model in torch
 
@@ -161,10 +164,18 @@ class EngineFigures(Config):
     throughput: tuple[Throughput, ...] = ()
     speedup_vs_reference: Interval | None = None  # ratio of batch-1 p50, the reference is torch eager
     speedup_vs_best_fp32: Interval | None = None  # against the fastest unmodified fp32 engine
+    samples: int = 0  # requests at batch 1, all rounds together
+    unquoted: dict[str, str] = Field(default_factory=dict)  # figure -> why it is None: "350 of 662 samples"
+    round_spread: float | None = None  # (largest - smallest p50 of a round) / p50 of all
 
 
 class MeasurementsSpec(Config):
-    """The benchmark of all engines of a run; raw latencies are in `samples.npz`, in milliseconds."""
+    """The benchmark of all engines of a run.
+
+    `samples.npz` has the raw latencies in milliseconds, float64 (rounds, requests): "fp32/onnx@8" are those of
+    engine fp32/onnx at batch 8. best_fp32 is the fastest engine of the unmodified network in fp32 other than
+    the reference; empty if there is none.
+    """
 
     kind: Literal["measurements"] = "measurements"
     reference: str
@@ -175,6 +186,8 @@ class MeasurementsSpec(Config):
     threads: int
     seed: int
     environment: dict[str, str]
+    harness_us_per_request: float = 0.0  # what timing itself costs, of the worst engine's process
+    cpu_pressure: float | None = None  # share of the time of the rounds in which some task waited for a CPU
 
 
 class ReportSpec(Config):
@@ -322,7 +335,9 @@ def open_artifact(path: Path, *, kind: str, verify: bool = True) -> Artifact[Any
     try:
         spec = SPECS[kind].model_validate(manifest.spec)
     except ValidationError as error:
-        raise StageFailed(f"the description in {path / MANIFEST} is not that of a {kind}", why=str(error))
+        raise StageFailed(
+            f"the description in {path / MANIFEST} is not that of a {kind}", why=str(error)
+        ) from None
     return Artifact(path, manifest, spec)
 
 

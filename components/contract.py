@@ -45,7 +45,13 @@ class HpmlError(Exception):
     def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
         self.what, self.why, self.fix = what, why, fix
         sentence = f"{what}: {why}" if why else what
-        super().__init__(f"{sentence} -> {fix}" if fix else sentence)
+        super().__init__(_one_printable_line(f"{sentence} -> {fix}" if fix else sentence))
+
+
+def _one_printable_line(text: str) -> str:
+    """`text` without line breaks and without what could steer a terminal; names come from outside."""
+    flat = " ".join(text.split())
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in flat)
 
 
 class UsageError(HpmlError):
@@ -94,6 +100,10 @@ class Config(BaseModel):
 
     def unmet(self) -> str:
         """Why this machine cannot run this config; empty if it can. Asked before anything is started."""
+        return ""
+
+    def fingerprint(self) -> str:
+        """What this config refers to outside itself, as a digest; part of the cache key."""
         return ""
 
 
@@ -232,13 +242,14 @@ class StageSignature:
 
 
 def stage_name(run: Callable[..., Any]) -> str:
-    """The folder of a stage: "train" for components/train/stage.py."""
-    return run.__module__.split(".")[-2]
+    """The folder of a stage, "train" for components/train/stage.py; elsewhere the function's own name."""
+    module = run.__module__.split(".")
+    return module[-2] if module[-1] == "stage" else run.__name__
 
 
 def signature(run: Callable[..., Result[Any]]) -> StageSignature:
     """Read the typed signature of a stage's `run`; see the module docstring for its shape."""
-    hints = typing.get_type_hints(run)
+    hints = typing.get_type_hints(run, include_extras=True)
     parameters = list(inspect.signature(run).parameters.values())
     config, *rest = parameters
     inputs: dict[str, bool] = {}

@@ -1,4 +1,4 @@
-"""What this machine is: the identity that hardware-bound results carry. Reads /proc only, wakes no library."""
+"""What this machine is: the identity that hardware-bound results carry. Reads /proc, wakes no library."""
 
 from __future__ import annotations
 

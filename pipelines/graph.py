@@ -38,5 +38,5 @@ def graph(step: Step[Handle], recipe: Recipe) -> None:
     measured = step(benchmark.run, recipe.benchmark, engines=engines, data=data)  # interleaved, once
     step(report.run, recipe.goals, measured=measured, engines=engines, models=models, data=data)
     chosen = step(select.run, recipe.goals, measured=measured, engines=engines)
-    version = step(register.run, recipe.register, engine=chosen, measured=measured)
+    version = step(register.run, recipe.registry, engine=chosen, measured=measured)
     step(deploy.run, recipe.deploy, engine=chosen, version=version)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import copy
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
 import yaml
-from pydantic import Field, StringConstraints
+from pydantic import BaseModel, Field, StringConstraints
 
 from components.benchmark.stage import BenchmarkConfig
 from components.compress import AnyMethod
@@ -18,14 +20,14 @@ from components.register.stage import RegisterConfig
 from components.targets import AnyTarget
 from components.train.stage import TrainConfig
 
-
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
 VariantName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.+-]{0,62}$")]
 
 
 class Recipe(Config):
-    """One YAML file that says what a run is for: data, model and training, variants, targets, goals."""
+    """What a run is for: data, model and training, variants, targets, goals. Only `data` has no default."""
 
-    name: str = Field(default="", pattern=r"^[A-Za-z0-9._-]{0,64}$")  # the file's name if empty
+    name: Name = "model"  # of the run and of the model in the registry; the file's name if not given
     data: AnySource
     train: TrainConfig = TrainConfig()
     variants: dict[VariantName, tuple[AnyMethod, ...]] = Field(
@@ -34,5 +36,141 @@ class Recipe(Config):
     targets: tuple[AnyTarget, ...] = Field(default=("onnx",), min_length=1)
     benchmark: BenchmarkConfig = BenchmarkConfig()
     goals: Goals = Goals()
-    register: RegisterConfig = RegisterConfig()
+    registry: RegisterConfig = RegisterConfig()
     deploy: DeployConfig = DeployConfig()
+
+
+@dataclass(frozen=True)
+class LoadedRecipe:
+    """A checked recipe, the file it came from, and where the user's own modules are looked for."""
+
+    recipe: Recipe
+    file: Path
+
+    @property
+    def import_paths(self) -> tuple[str, ...]:
+        """The folder of the recipe."""
+        return (str(self.file.parent),)
+
+
+def load(file: Path, overrides: tuple[str, ...] = ()) -> LoadedRecipe:
+    """Read and check a recipe; `overrides` are "a.b.c=value" with values in YAML.
+
+    Relative paths in a recipe are relative to its file. Raises ConfigInvalid that names the key.
+    """
+    try:
+        text = file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise ConfigInvalid(
+            f"cannot read the recipe {file}", why=reason, fix="hpml init writes a new one"
+        ) from None
+    fields = _parse(text, file)
+    fields.setdefault("name", file.stem)
+    if overrides:
+        fields = _with_overrides(fields, overrides, where=str(file))
+    recipe: Recipe = validate(Recipe, fields, where=str(file))
+    if not recipe.registry.model_name:
+        named = recipe.registry.model_copy(update={"model_name": recipe.name})
+        recipe = recipe.model_copy(update={"registry": named})
+    return LoadedRecipe(_with_absolute_paths(recipe, file.resolve().parent), file.resolve())
+
+
+def check_targets(recipe: Recipe) -> None:
+    """A recipe of which nothing can be built on this machine is refused before it starts.
+
+    Raises ConfigInvalid with what each target lacks.
+    """
+    missing = {target.label: target.missing() for target in recipe.targets}
+    if all(missing.values()):
+        reasons = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
+        raise ConfigInvalid(
+            "none of the recipe's targets can be built on this machine",
+            why=reasons,
+            fix="add the target onnx, or run where these are",
+        )
+
+
+def to_yaml(recipe: Recipe) -> str:
+    """The resolved recipe, every default spelled out."""
+    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+
+
+class _UniqueKeyLoader(yaml.SafeLoader):
+    """YAML lets a later key silently replace an earlier one; a recipe does not."""
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen: set[Any] = set()
+        for key_node, _ in node.value:
+            key = self.construct_object(key_node, deep=True)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(
+                    None, None, f"the key {key!r} stands twice", key_node.start_mark
+                )
+            seen.add(key)
+        return super().construct_mapping(node, deep=deep)
+
+
+def _parse(text: str, file: Path) -> dict[str, Any]:
+    try:
+        fields = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - it is a SafeLoader
+    except yaml.YAMLError as error:
+        raise ConfigInvalid(f"{file} is not YAML", why=" ".join(str(error).split())) from None
+    except RecursionError:
+        raise ConfigInvalid(f"{file} is nested too deep") from None
+    if not isinstance(fields, dict):
+        raise ConfigInvalid(f"{file} is not a recipe", why="it holds no keys", fix="it needs at least: data")
+    return fields
+
+
+def _with_overrides(fields: dict[str, Any], overrides: tuple[str, ...], *, where: str) -> dict[str, Any]:
+    """Apply overrides to the resolved recipe, so that they reach what a shorthand or a default stands for."""
+    try:
+        resolved: dict[str, Any] = validate(Recipe, fields, where=where).model_dump(mode="json")
+    except ConfigInvalid:  # perhaps an override mends it
+        resolved = copy.deepcopy(fields)
+    for override in overrides:
+        path, separator, text = override.partition("=")
+        if not separator or not path:
+            raise ConfigInvalid(f"--set {override!r} is not KEY=VALUE", fix="for example train.epochs=3")
+        try:
+            value = yaml.safe_load(text)
+        except yaml.YAMLError as error:
+            raise ConfigInvalid(f"--set {override!r}", why=" ".join(str(error).split())) from None
+        _assign(resolved, path.split("."), value, override)
+    return resolved
+
+
+def _assign(node: Any, path: list[str], value: Any, override: str) -> None:
+    """Set `value` at `path` below `node`; a part of the path is a key, or a number in a list."""
+    key, *rest = path
+    if isinstance(node, list):
+        if not key.isdecimal() or int(key) >= len(node):
+            raise ConfigInvalid(f"--set {override!r}", why=f"{key!r} is not an index below {len(node)}")
+        if not rest:
+            node[int(key)] = value
+        else:
+            _assign(node[int(key)], rest, value, override)
+        return
+    if not isinstance(node, dict):
+        raise ConfigInvalid(f"--set {override!r}", why=f"there is nothing to set below {key!r}")
+    if not rest:
+        node[key] = value
+    else:
+        _assign(node.setdefault(key, {}), rest, value, override)
+
+
+def _with_absolute_paths(value: Any, base: Path) -> Any:
+    """`value` with every relative Path in it made absolute from `base`."""
+    if isinstance(value, Path):
+        return base / value.expanduser()
+    if isinstance(value, BaseModel):
+        changed = {
+            name: _with_absolute_paths(getattr(value, name), base) for name in type(value).model_fields
+        }
+        return value.model_copy(update=changed)
+    if isinstance(value, tuple):
+        return tuple(_with_absolute_paths(item, base) for item in value)
+    if isinstance(value, dict):
+        return {key: _with_absolute_paths(item, base) for key, item in value.items()}
+    return value

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from hypothesis import settings
 
 from components.__main__ import Job, execute
 from components.artifacts import (
@@ -23,6 +24,9 @@ from components.artifacts import (
     seal_artifact,
 )
 from components.contract import Config, signature
+
+settings.register_profile("ours", deadline=None)  # no test of ours asserts an absolute time
+settings.load_profile("ours")
 
 LINEAGE = Lineage(
     stage="fixture",

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from components.artifacts import Artifact, DatasetSpec, QuantizationSpec
+from components.artifacts import Artifact, DatasetSpec, InputSpec, QuantizationSpec
 from components.contract import Config, Output
 
 if TYPE_CHECKING:
@@ -17,14 +17,14 @@ if TYPE_CHECKING:
 class Network:
     """A network on its way through a method.
 
-    module: the torch module, on the CPU. quantization: the spec an exporter will honour, if any.
-    history: curves of a fine-tuning, as rows like {"epoch": 1, "loss": 0.3}; notes: what a reader should know.
+    module: the torch module, on the CPU, in evaluation mode. quantization: what an exporter will do to it.
+    history: the curves of a fine-tuning, as rows like {"epoch": 1, "loss": 0.3}.
     """
 
     module: nn.Module
+    input: InputSpec
     quantization: QuantizationSpec | None = None
     history: tuple[dict[str, float], ...] = ()
-    notes: tuple[str, ...] = field(default_factory=tuple)
 
 
 class Method(Config, ABC):
@@ -41,4 +41,8 @@ class Method(Config, ABC):
     def apply(
         self, network: Network, teacher: nn.Module, data: Artifact[DatasetSpec], out: Output
     ) -> Network:
-        """The compressed network. `teacher` is the trained model of the run, in evaluation mode."""
+        """The compressed network; `network` may be changed in place.
+
+        `teacher` is the trained model of the run, in evaluation mode. What `apply` may change are the sizes of
+        layers, which the channel plan records, the weights, and the quantization; not the architecture.
+        """

@@ -1,1 +1,22 @@
 """Show what the run found: one HTML page with pictures, and the figures as JSON and CSV."""
+
+from __future__ import annotations
+
+from components.artifacts import Artifact, DatasetSpec, EngineSpec, MeasurementsSpec, ModelSpec, ReportSpec
+from components.contract import Output, Result
+from components.goals import Goals
+
+
+def run(
+    config: Goals,
+    *,
+    measured: Artifact[MeasurementsSpec],
+    engines: dict[str, Artifact[EngineSpec]],
+    models: dict[str, Artifact[ModelSpec]],
+    data: Artifact[DatasetSpec],
+    out: Output,
+) -> Result[ReportSpec]:
+    """Write `report.html`, `figures.json` and `figures.csv`."""
+    from components.report.write import write_report
+
+    return write_report(config, measured, engines, models, data, out)

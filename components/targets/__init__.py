@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Union
 from pydantic import BeforeValidator, Discriminator
 
 from components.contract import expand_name
-from components.targets.base import Built, NotBuilt, Session, Target
+from components.targets.base import TOLERANCES, Built, NotBuilt, Session, Target, Tolerance
 from components.targets.eager import Eager
 from components.targets.onnx import Onnx
 from components.targets.tensorrt import TensorRT
@@ -32,4 +32,4 @@ else:
         BeforeValidator(expand_name("target")),
     ]
 
-__all__ = ["TARGETS", "AnyTarget", "Built", "NotBuilt", "Session", "Target"]
+__all__ = ["TARGETS", "TOLERANCES", "AnyTarget", "Built", "NotBuilt", "Session", "Target", "Tolerance"]

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from pydantic import Field
 
 from components.artifacts import Artifact, DatasetSpec, EngineSpec, ModelSpec
 from components.contract import Config, Output
 
 if TYPE_CHECKING:
     import numpy as np
+    from numpy.typing import NDArray
+
+Precision = Literal["fp32", "fp16", "int8"]
 
 
 class Session(Protocol):
     """A loaded engine."""
 
-    def predict(self, x_nchw: np.ndarray) -> np.ndarray:
+    def predict(self, x_nchw: NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits, float32 (batch, classes), of float32 images (batch, channels, height, width)."""
         ...
 
@@ -26,14 +32,16 @@ class Session(Protocol):
 class Built:
     """What a target wrote into the output folder.
 
-    file: what the runtime opens. precision: "fp32", "fp16", "int8". identity: what the engine is bound to,
-    and the runtime's version. notes: choices made while building that a reader should know.
+    file: what the runtime opens. identity: what the engine is bound to, and the runtime's version.
+    notes: choices made while building that a reader should know; they are part of the artifact's identity,
+    so they hold no timings. metrics: figures behind those choices.
     """
 
     file: str
-    precision: str
+    precision: Precision
     identity: dict[str, str]
     notes: tuple[str, ...] = field(default_factory=tuple)
+    metrics: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -43,10 +51,35 @@ class NotBuilt:
     reason: str
 
 
+class Tolerance(Config):
+    """How far an engine may be from its network in torch, fp32, over the test split.
+
+    A bound that is None is that of the engine's precision, see TOLERANCES.
+    """
+
+    max_abs_error: float | None = Field(default=None, ge=0)  # of any logit
+    min_top1_agreement: float | None = Field(default=None, ge=0, le=1)  # share of rows with the same class
+    max_accuracy_drop: float | None = Field(default=None, ge=0, le=1)  # of top-1; 0.01 = 1 point
+
+    def or_else(self, other: Tolerance) -> Tolerance:
+        """These bounds, and those of `other` where there is none."""
+        return other.model_copy(update=self.model_dump(exclude_none=True))
+
+
+# Other kernels add the same fp32 products in another order: errors of 1e-5 on logits of 10. fp16 keeps 11
+# bits. A logit of an int8 engine may be off by a step of its scale, so what counts there is the class.
+TOLERANCES: dict[Precision, Tolerance] = {
+    "fp32": Tolerance(max_abs_error=1e-3, min_top1_agreement=0.999, max_accuracy_drop=0.001),
+    "fp16": Tolerance(max_abs_error=0.25, min_top1_agreement=0.99, max_accuracy_drop=0.005),
+    "int8": Tolerance(min_top1_agreement=0.97, max_accuracy_drop=0.02),
+}
+
+
 class Target(Config, ABC):
     """Base of the targets. A subclass adds `target: Literal["its-name"]`, its options, and these methods."""
 
     target: str
+    tolerance: Tolerance = Tolerance()  # beyond it an engine is rejected
 
     @property
     def label(self) -> str:
@@ -54,12 +87,12 @@ class Target(Config, ABC):
         return self.target
 
     def missing(self) -> str:
-        """What this machine lacks to build or load such an engine; empty if nothing. Imports nothing heavy."""
+        """What this machine lacks to build or load such an engine; empty if nothing. Wakes no library."""
         return ""
 
     @abstractmethod
     def build(self, model: Artifact[ModelSpec], data: Artifact[DatasetSpec], out: Output) -> Built | NotBuilt:
-        """Write the engine of `model` into `out.path`."""
+        """Write the engine of `model` into `out.path`. Called only where nothing is `missing`."""
 
     @abstractmethod
     def load(self, folder: Path, engine: EngineSpec, *, threads: int) -> Session:

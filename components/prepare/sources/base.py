@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
@@ -17,36 +18,40 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Images:
-    """Labelled images: uint8 (rows, height, width, channels) and int64 (rows,)."""
+    """Labelled images: uint8 (rows, height, width, channels), in memory or memory-mapped, and int64 (rows,).
+
+    names: what the owner of the images calls each row, such as a file name; for messages.
+    """
 
     images_nhwc: NDArray[np.uint8]
     labels: NDArray[np.int64]
+    names: Sequence[str]
 
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a source delivers. `test` is None where the source has no split of its own: prepare makes one.
-
-    rows_are_named: maps a row to something its owner can find, such as a file name; empty where rows suffice.
-    """
+    """What a source delivers. `test` is None where the source has no split of its own: prepare makes one."""
 
     train: Images
     test: Images | None
     class_names: tuple[str, ...]
     licence: str
-    row_names: tuple[str, ...] = ()
 
 
 class Source(Config, ABC):
     """Base of the sources. A subclass adds `source: Literal["its-name"]`, its options, and `load`."""
 
     source: str
-    image_size: int | None = Field(
-        default=None, ge=4, le=1024
-    )  # pad (smaller) to this square; None: as it is
+    image_size: int | None = Field(default=None, ge=4, le=1024)  # pad to this square; None: as they are
     test_fraction: float = Field(default=0.2, gt=0, lt=1)  # where the source has no test split of its own
-    seed: int = 0
+    seed: int = Field(default=0, ge=0)  # of that split
+    # What to do about an image that is in both splits, or under two labels. "drop" leaves the first out of
+    # the train split and the second out altogether, and says so in the dataset's notes.
+    duplicates: Literal["refuse", "drop"] = "refuse"
 
     @abstractmethod
     def load(self, out: Output) -> Loaded:
-        """Read the images; `out.scratch` may hold what is expensive to fetch or to extract."""
+        """Read the images; `out.scratch` may hold what is expensive to fetch or to extract.
+
+        Raises StageFailed if they cannot be read, naming the files or rows.
+        """

@@ -1,0 +1,42 @@
+"""Knowledge distillation: a network learns from the outputs of a better one (Hinton et al. 2015)."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from components.artifacts import Artifact, DatasetSpec
+from components.compress.base import Method, Network
+from components.contract import Output
+from components.training.config import Hyperparameters
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Distill(Hyperparameters, Method):
+    """Fine-tune with the run's trained model as the teacher (arXiv:1503.02531). Every key of training applies."""
+
+    method: Literal["distill"] = "distill"
+    temperature: float = Field(default=4.0, ge=1, le=100)  # softens both distributions; 1: as they are
+    alpha: float = Field(default=0.9, ge=0, le=1)  # weight of the teacher; 0: the labels alone, plain fine-tuning
+
+    def apply(
+        self, network: Network, teacher: nn.Module, data: Artifact[DatasetSpec], out: Output
+    ) -> Network:
+        """The network, fine-tuned; resumes from checkpoints in `out.scratch`."""
+        from components.training.loop import fit
+        from components.training.losses import DistillationLoss
+
+        fitted = fit(
+            network.module,
+            data,
+            network.input,
+            self,
+            out,
+            teacher=teacher,
+            distillation=DistillationLoss(temperature=self.temperature, weight=self.alpha),
+        )
+        return replace(network, module=fitted.model, history=fitted.history)

@@ -1,0 +1,41 @@
+"""Structured pruning: whole channels are removed, so the network is smaller and faster on any runtime."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from components.artifacts import Artifact, DatasetSpec
+from components.compress.base import Method, Network
+from components.contract import Output
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Prune(Method):
+    """Remove the least important channels. Follow it with `distill`: alone it costs much accuracy."""
+
+    method: Literal["prune"] = "prune"
+    channels: float = Field(default=0.5, gt=0, lt=1)  # share that is removed; 0.5 leaves a quarter of the MACs
+    importance: Literal["l1", "l2", "taylor", "random"] = "l2"  # see components/compress/channels.py
+    ranking: Literal["uniform", "global"] = "uniform"  # the same share of each layer, or where it hurts least
+    round_to: int = Field(default=8, ge=1, le=256)  # channels left are a multiple: fewer do not fill a vector
+    excluded_layers: tuple[str, ...] = ()  # keep their output channels; the network's output is always kept
+    taylor_rows: int = Field(default=256, ge=1)  # training images that "taylor" looks at
+    seed: int = Field(default=0, ge=0)  # of "random", and of the rows of "taylor"
+
+    @property
+    def label(self) -> str:
+        """Such as "prune50" where half of the channels are removed."""
+        return f"prune{100 * self.channels:g}"
+
+    def apply(
+        self, network: Network, teacher: nn.Module, data: Artifact[DatasetSpec], out: Output
+    ) -> Network:
+        """The network with fewer channels. Raises ConfigInvalid for a network it cannot prune."""
+        from components.compress.channels import remove_channels
+
+        remove_channels(network.module, self, network.input, data)
+        return network

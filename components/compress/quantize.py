@@ -1,0 +1,47 @@
+"""Static int8 quantization, described for the exporters: the weights of the model stay fp32."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from components.artifacts import Artifact, DatasetSpec, QuantizationSpec
+from components.compress.base import Method, Network
+from components.contract import Output
+
+if TYPE_CHECKING:
+    from torch import nn
+
+
+class Quantize(Method):
+    """Weights int8 and symmetric, activations 8 bits in ranges calibrated on training images."""
+
+    method: Literal["quantize"] = "quantize"
+    weights: Literal["int8-per-channel", "int8-per-tensor"] = "int8-per-channel"
+    activations: Literal["auto", "uint8", "int8"] = "auto"  # auto: the faster where the engine is built
+    calibration: Literal["minmax", "percentile"] = "minmax"  # percentile: 99.999 % of the values, outliers clip
+    calibration_samples: int = Field(default=256, ge=1, le=65_536)  # training images, as many of each class
+    excluded_layers: tuple[str, ...] = ()  # stay fp32; a layer, or a module with all its layers
+    seed: int = Field(default=0, ge=0)  # of the draw of the calibration images
+
+    def apply(
+        self, network: Network, teacher: nn.Module, data: Artifact[DatasetSpec], out: Output
+    ) -> Network:
+        """The network with its quantization spec. Raises ConfigInvalid for an excluded layer it does not have."""
+        from components.compress.layers import require_layers
+        from components.compress.rows import stratified_rows
+
+        require_layers(network.module, self.excluded_layers, where="quantize.excluded_layers")
+        return replace(
+            network,
+            quantization=QuantizationSpec(
+                scheme="static",
+                weights=self.weights,
+                activations=self.activations,
+                calibration=self.calibration,
+                calibration_rows=stratified_rows(data, self.calibration_samples, self.seed),
+                excluded_layers=self.excluded_layers,
+            ),
+        )

@@ -1,0 +1,82 @@
+"""What prepare does to whole arrays of images: padding, statistics, writing a split."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.contract import ConfigInvalid, StageFailed
+from components.images import batches
+from components.prepare.splits import Split
+
+CHUNK_ROWS = 1024
+
+
+def padded_shape(shape_hwc: tuple[int, int, int], image_size: int | None) -> tuple[int, int, int]:
+    """The shape (height, width, channels) of images once padded to a square of `image_size`.
+
+    Raises ConfigInvalid if the images are larger than that.
+    """
+    height, width, channels = shape_hwc
+    if image_size is None:
+        return shape_hwc
+    if max(height, width) > image_size:
+        raise ConfigInvalid(
+            f"image_size {image_size} is smaller than the images of the source",
+            why=f"they are {height}x{width}",
+            fix=f"leave image_size out or set it to {max(height, width)} or more",
+        )
+    return image_size, image_size, channels
+
+
+def new_images_file(file: Path, shape_nhwc: tuple[int, int, int, int]) -> NDArray[np.uint8]:
+    """A new `.npy` file of black images, mapped into memory.
+
+    Raises OSError at once, and not in the middle of writing, if the disk has too little room.
+    """
+    images = np.lib.format.open_memmap(file, mode="w+", dtype=np.uint8, shape=shape_nhwc)
+    with file.open("r+b") as opened:
+        os.posix_fallocate(opened.fileno(), 0, file.stat().st_size)
+    return images
+
+
+def write_split(split: Split, name: str, shape_hwc: tuple[int, int, int], folder: Path) -> None:
+    """Write `<name>_images.npy`, uint8 NHWC padded with black around to `shape_hwc`, and `<name>_labels.npy`.
+
+    Works in chunks: neither the source's images nor the result need to fit into memory.
+    """
+    source = split.images.images_nhwc
+    height, width = source.shape[1:3]
+    top, left = (shape_hwc[0] - height) // 2, (shape_hwc[1] - width) // 2
+    images = new_images_file(folder / f"{name}_images.npy", (len(split.rows), *shape_hwc))
+    for part in batches(len(split.rows), CHUNK_ROWS):
+        images[part, top : top + height, left : left + width] = source[split.rows[part]]
+    np.save(folder / f"{name}_labels.npy", split.labels.astype(np.int64))
+
+
+def channel_statistics(images_file: Path) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Mean and standard deviation of pixel / 255 per channel, exact, over an array of images NHWC.
+
+    Raises StageFailed if a channel is constant: it carries nothing, and cannot be normalised.
+    """
+    images = np.load(images_file, mmap_mode="r", allow_pickle=False)
+    channels = images.shape[-1]
+    counts = np.zeros((channels, 256), dtype=np.int64)
+    for part in batches(len(images), CHUNK_ROWS):
+        for channel in range(channels):
+            counts[channel] += np.bincount(images[part][..., channel].ravel(), minlength=256)
+    levels = np.arange(256) / 255
+    pixels = counts.sum(axis=1)
+    mean = counts @ levels / pixels
+    std = np.sqrt((counts * (levels - mean[:, None]) ** 2).sum(axis=1) / pixels)
+    for channel in range(channels):
+        if np.count_nonzero(counts[channel]) == 1:
+            level = int(counts[channel].argmax())
+            raise StageFailed(
+                f"the data is refused, channel {channel} is {level} in every pixel of the train split",
+                fix="use images that show something, or leave the channel out",
+            )
+    return tuple(map(float, mean)), tuple(map(float, std))

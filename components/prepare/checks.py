@@ -1,0 +1,172 @@
+"""The contract of a dataset. A set that breaks it is refused, and the offending rows are listed."""
+
+from __future__ import annotations
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import NoReturn
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.contract import StageFailed
+from components.prepare.splits import Split
+
+SHOWN = 10
+
+
+def refuse_rows(problem: str, rows: Sequence[str], *, fix: str) -> NoReturn:
+    """Raise StageFailed that names the first ten offending rows and how many there are."""
+    shown = ", ".join(_printable(row) for row in rows[:SHOWN])
+    more = f" and {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
+    count = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
+    raise StageFailed(f"the data is refused, {problem}", why=f"{count}: {shown}{more}", fix=fix)
+
+
+def _printable(text: str) -> str:
+    return text if text.isprintable() else ascii(text)
+
+
+def check_class_names(class_names: Sequence[str]) -> None:
+    """Refuse names that are empty, repeated or unfit for a terminal, and fewer than two classes."""
+    if len(class_names) < 2:
+        found = ", ".join(map(_printable, class_names)) or "none"
+        raise StageFailed("the data is refused, it has fewer than two classes", why=f"found {found}")
+    unfit = [name for name in class_names if not name.strip() or not name.isprintable()]
+    repeated = [name for name in set(class_names) if class_names.count(name) > 1]
+    if unfit or repeated:
+        shown = ", ".join(ascii(name) for name in [*unfit, *sorted(repeated)][:SHOWN])
+        raise StageFailed("the data is refused, class names are empty, repeated or unprintable", why=shown)
+
+
+def check_shapes(splits: Mapping[str, Split]) -> None:
+    """Refuse images that differ in shape between the splits, or have neither one nor three channels."""
+    shapes = {name: split.images.images_nhwc.shape[1:] for name, split in splits.items()}
+    if len(set(shapes.values())) > 1:
+        listed = ", ".join(f"{name} {_size(shape)}" for name, shape in shapes.items())
+        raise StageFailed("the data is refused, its splits have images of different shapes", why=listed)
+    shape = next(iter(shapes.values()))
+    if len(shape) != 3 or shape[-1] not in (1, 3) or min(shape) < 1:
+        raise StageFailed(
+            "the data is refused, its images have no usable shape",
+            why=f"{_size(shape)}; height x width x channels with 1 or 3 channels is allowed",
+        )
+
+
+def _size(shape: tuple[int, ...]) -> str:
+    return "x".join(map(str, shape))
+
+
+def check_labels(splits: Mapping[str, Split], classes: int) -> None:
+    """Refuse labels outside 0 to classes - 1."""
+    rows = []
+    for split in splits.values():
+        labels = split.labels
+        outside = np.flatnonzero((labels < 0) | (labels >= classes))
+        rows += [f"{split.name(position)} (label {labels[position]})" for position in outside]
+    if rows:
+        refuse_rows(f"labels are not in 0 to {classes - 1}", rows, fix="correct or remove these rows")
+
+
+def check_class_counts(splits: Mapping[str, Split], class_names: Sequence[str]) -> None:
+    """Refuse a class without rows in one of the splits."""
+    empty = [
+        f"{class_names[label]!r} in {name}"
+        for name, split in splits.items()
+        for label, count in enumerate(class_counts(split, len(class_names)))
+        if count == 0
+    ]
+    if empty:
+        raise StageFailed(
+            "the data is refused, a class is empty",
+            why=", ".join(empty[:SHOWN]) + (f" and {len(empty) - SHOWN} more" if len(empty) > SHOWN else ""),
+            fix="add images (at least two a class, one for each split) or remove the class",
+        )
+
+
+def class_counts(split: Split, classes: int) -> NDArray[np.int64]:
+    """How many rows of `split` each class has, int64 (classes,)."""
+    return np.bincount(split.labels, minlength=classes)
+
+
+# ------------------------------------------------------------------------------------------------ duplicates
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where an image is: the position in a split."""
+
+    split: str
+    position: int
+
+
+@dataclass(frozen=True)
+class Duplicates:
+    """Images, equal in every pixel, that are in several places.
+
+    conflicting: under several labels. leaked: in both splits, under one label. repeats_in_train: how many
+    train rows repeat an earlier one under the same label, which harms nothing.
+    """
+
+    conflicting: list[list[Place]]
+    leaked: list[list[Place]]
+    repeats_in_train: int
+
+
+def find_duplicates(splits: Mapping[str, Split]) -> Duplicates:
+    """Every group of equal images, by the SHA-256 of their pixels."""
+    groups: dict[bytes, list[Place]] = defaultdict(list)
+    for name, split in splits.items():
+        for position, row in enumerate(split.rows):
+            digest = hashlib.sha256(split.images.images_nhwc[row].tobytes()).digest()
+            groups[digest].append(Place(name, position))
+    labels = {name: split.labels for name, split in splits.items()}
+    found = Duplicates([], [], 0)
+    repeats = 0
+    for places in groups.values():
+        if len({labels[place.split][place.position] for place in places}) > 1:
+            found.conflicting.append(places)
+        elif len({place.split for place in places}) > 1:
+            found.leaked.append(places)
+        else:
+            repeats += len(places) - 1 if places[0].split == "train" else 0
+    return Duplicates(found.conflicting, found.leaked, repeats)
+
+
+def refuse_duplicates(splits: Mapping[str, Split], found: Duplicates) -> None:
+    """Refuse an image that is under several labels, or in both splits."""
+    fix = "remove them, or set `duplicates: drop` under `data`"
+    if found.conflicting:
+        refuse_rows("images are in it under several labels", _listed(splits, found.conflicting), fix=fix)
+    if found.leaked:
+        refuse_rows("images for testing are also for training", _listed(splits, found.leaked), fix=fix)
+
+
+def _listed(splits: Mapping[str, Split], groups: list[list[Place]]) -> list[str]:
+    return [" = ".join(splits[place.split].name(place.position) for place in group) for group in groups]
+
+
+def drop_duplicates(
+    splits: Mapping[str, Split], found: Duplicates
+) -> tuple[dict[str, Split], tuple[str, ...]]:
+    """The splits without the offending rows, and what was dropped in words.
+
+    An image under several labels goes altogether, for nobody can say which is right; one that is in both
+    splits stays in test, so that figures stay comparable.
+    """
+    conflicting = [place for group in found.conflicting for place in group]
+    leaked = [place for group in found.leaked for place in group if place.split == "train"]
+    kept = {
+        name: split.without(
+            np.array([p.position for p in (*conflicting, *leaked) if p.split == name], dtype=np.int64)
+        )
+        for name, split in splits.items()
+    }
+    notes = []
+    if conflicting:
+        notes.append(f"dropped {len(conflicting)} rows whose image is also under another label")
+    if leaked:
+        notes.append(f"dropped {len(leaked)} train rows whose image is also in the test split")
+    return kept, tuple(notes)

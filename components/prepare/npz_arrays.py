@@ -1,0 +1,142 @@
+"""Labelled images out of a `.npz` file, which may hold anything."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from components.contract import StageFailed
+from components.images import batches
+from components.prepare.checks import refuse_rows
+from components.prepare.sources.base import Images
+
+SPLIT = {"x_train", "y_train", "x_test", "y_test"}
+TRAIN_ONLY = {"x_train", "y_train"}
+PLAIN = {"x", "y"}
+OPTIONAL = {"class_names"}
+CHUNK_ROWS = 1024
+
+
+def read_npz(file: Path) -> tuple[Images, Images | None, tuple[str, ...]]:
+    """Train images, test images if the file has its own split, and class names.
+
+    Raises StageFailed that says what is wrong with which array, or which rows.
+    """
+    arrays = _read_arrays(file)
+    names = set(arrays) - OPTIONAL
+    if names not in (SPLIT, TRAIN_ONLY, PLAIN):
+        raise StageFailed(
+            f"{file} has the arrays {', '.join(sorted(arrays)) or 'none'}",
+            why="allowed are x, y, or x_train, y_train with or without x_test, y_test; and class_names",
+        )
+    suffix = "" if names == PLAIN else "_train"
+    train = _images(arrays, f"x{suffix}", f"y{suffix}")
+    test = _images(arrays, "x_test", "y_test") if names == SPLIT else None
+    return train, test, _class_names(arrays, train)
+
+
+def _read_arrays(file: Path) -> dict[str, NDArray[Any]]:
+    try:
+        with zipfile.ZipFile(file) as archive:
+            for member in archive.infolist():
+                _check_declared_size(archive, member)
+        with np.load(file, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+    except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
+        reason = " ".join(str(error).split())
+        if "allow_pickle" in reason:
+            reason = "an array of Python objects can run code when it is read"
+        raise StageFailed(
+            f"{file} is refused, truncated, corrupt or no .npz file",
+            why=reason,
+            fix="write it with numpy.savez from arrays of numbers",
+        ) from None
+
+
+def _check_declared_size(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
+    """Refuse an array that claims to be larger than its bytes, before numpy makes room for it."""
+    with archive.open(member) as content:
+        version = np.lib.format.read_magic(content)
+        if version == (1, 0):
+            shape, _, dtype = np.lib.format.read_array_header_1_0(content)
+        elif version == (2, 0):
+            shape, _, dtype = np.lib.format.read_array_header_2_0(content)
+        else:
+            raise ValueError(f"{member.filename} has format version {version}, 1.0 and 2.0 are read")
+    claimed = int(np.prod([int(size) for size in shape], dtype=object)) * dtype.itemsize
+    if not dtype.hasobject and claimed > member.file_size:
+        raise ValueError(f"{member.filename} claims {claimed} bytes and has {member.file_size}")
+
+
+def _images(arrays: dict[str, NDArray[Any]], x_name: str, y_name: str) -> Images:
+    x, y = arrays[x_name], arrays[y_name]
+    if x.ndim not in (3, 4) or (x.ndim == 4 and x.shape[-1] not in (1, 3)):
+        raise StageFailed(
+            f"{x_name} has the shape {x.shape}",
+            why="allowed are (rows, height, width) and (rows, height, width, 1 or 3), channels last",
+        )
+    if not np.issubdtype(y.dtype, np.integer) or y.shape != (len(x),):
+        raise StageFailed(
+            f"{y_name} is {y.dtype} of shape {y.shape}",
+            why=f"one integer for each of the {len(x)} rows of {x_name} is needed, not one-hot",
+        )
+    if len(x) == 0:
+        raise StageFailed(f"{x_name} has no rows")
+    names = [f"{x_name} row {row}" for row in range(len(x))]
+    labels = _labels(y, y_name, names)
+    pixels = _pixels(x, x_name, names)
+    return Images(pixels[..., None] if pixels.ndim == 3 else pixels, labels, names)
+
+
+def _labels(y: NDArray[Any], y_name: str, names: list[str]) -> NDArray[np.int64]:
+    # More classes than rows cannot be: such a label is a mistake, and would make as many class names.
+    outside = np.flatnonzero((y < 0) | (y >= len(y)))
+    if len(outside):
+        rows = [f"{names[row]} (label {y[row]})" for row in outside]
+        refuse_rows(f"labels in {y_name} are out of range", rows, fix="number the classes from 0")
+    return y.astype(np.int64)
+
+
+def _pixels(x: NDArray[Any], x_name: str, names: list[str]) -> NDArray[np.uint8]:
+    """Integers 0 to 255, or floats 0 to 1 rounded to the nearest 255th, as uint8."""
+    if x.dtype == np.uint8:
+        return x
+    is_float = np.issubdtype(x.dtype, np.floating)
+    if not is_float and not np.issubdtype(x.dtype, np.integer):
+        raise StageFailed(f"{x_name} is {x.dtype}", why="allowed are integers 0 to 255 and floats 0 to 1")
+    highest = 1 if is_float else 255
+    pixels = np.empty(x.shape, dtype=np.uint8)
+    not_finite: list[str] = []
+    outside: list[str] = []
+    for part in batches(len(x), CHUNK_ROWS):
+        chunk = x[part].reshape(len(x[part]), -1)
+        finite = np.isfinite(chunk).all(axis=1)
+        inside = ((chunk >= 0) & (chunk <= highest)).all(axis=1)
+        not_finite += [names[part.start + row] for row in np.flatnonzero(~finite)]
+        outside += [names[part.start + row] for row in np.flatnonzero(finite & ~inside)]
+        with np.errstate(invalid="ignore"):
+            scaled = np.rint(chunk.astype(np.float64) * 255) if is_float else chunk
+            pixels[part] = scaled.astype(np.uint8).reshape(pixels[part].shape)
+    if not_finite:
+        refuse_rows(f"{x_name} holds NaN or infinity", not_finite, fix="correct or remove these rows")
+    if outside:
+        allowed = "floats 0 to 1" if is_float else "integers 0 to 255"
+        refuse_rows(f"{x_name} is not all {allowed}", outside, fix="scale it, or store uint8 0 to 255")
+    return pixels
+
+
+def _class_names(arrays: dict[str, NDArray[Any]], train: Images) -> tuple[str, ...]:
+    """What the file says, or the labels themselves."""
+    given = arrays.get("class_names")
+    if given is None:
+        return tuple(str(label) for label in range(int(train.labels.max()) + 1))
+    if given.dtype.kind != "U" or given.ndim != 1:
+        raise StageFailed(
+            f"class_names is {given.dtype} of shape {given.shape}", why="a list of strings is needed"
+        )
+    return tuple(str(name) for name in given)

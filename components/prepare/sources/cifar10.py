@@ -1,0 +1,100 @@
+"""CIFAR-10: 60000 colour photographs, 32x32, in ten classes, from its published archives."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+from urllib.parse import urlsplit
+
+from pydantic import Field, model_validator
+
+from components.contract import Output, StageFailed
+from components.prepare import user_files
+from components.prepare.sources.base import Loaded, Source
+
+CLASS_NAMES = (
+    "airplane",
+    "automobile",
+    "bird",
+    "cat",
+    "deer",
+    "dog",
+    "frog",
+    "horse",
+    "ship",
+    "truck",
+)
+
+
+class Cifar10(Source):
+    """CIFAR-10 (Krizhevsky 2009), with its own split of 50000 and 10000.
+
+    The archives are at https://www.cs.toronto.edu/~kriz/, with these SHA-256:
+    cifar-10-python.tar.gz 6d958be074577803d12ecdefd02955f39262c83c16fe9348329d7fe0b5c001ce
+    cifar-10-binary.tar.gz c4a38c50a1bc5f3a1c5537f2155ab9d68f9f25eb1ed8d9ddda3db29a59bca1dd
+    """
+
+    source: Literal["cifar10"] = "cifar10"
+    path: Path | None = None  # one of the two archives, or the folder extracted from it
+    url: str | None = None  # or where to fetch the archive, https only, with its `sha256`
+    sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")  # of the archive; checked if given
+
+    @model_validator(mode="after")
+    def _check_origin(self) -> Cifar10:
+        if (self.path is None) == (self.url is None):
+            raise ValueError("give either `path`, the archive or folder you have, or `url` with `sha256`")
+        if self.url is not None:
+            address = urlsplit(self.url)
+            if address.scheme != "https" or not address.hostname or "@" in address.netloc:
+                raise ValueError("`url` has to be an https address without user name and password")
+            if self.sha256 is None:
+                raise ValueError("`url` needs the `sha256` of what it delivers")
+        return self
+
+    def unmet(self) -> str:
+        """What is wrong with `path` on this machine."""
+        if self.path is None:
+            return ""
+        if self.path.is_dir() and self.sha256:
+            return f"`sha256` is that of an archive, and {self.path} is a folder: leave it out"
+        return user_files.unmet(self.path)
+
+    def fingerprint(self) -> str:
+        """The checksum of the archive, or a digest of the names, sizes and times of the files at `path`."""
+        if self.sha256 or self.path is None:
+            return self.sha256 or ""
+        return user_files.fingerprint(self.path)
+
+    def load(self, out: Output) -> Loaded:
+        """Both splits, 32x32x3, in the published order.
+
+        Raises StageFailed if the archive has another checksum, is hostile or damaged.
+        """
+        from components.prepare.cifar_batches import TEST_BATCH, TRAIN_BATCHES, find_batches, read_batches
+
+        files = find_batches(user_files.open_folder(self._archive(out), out))
+        return Loaded(
+            train=read_batches([files[name] for name in TRAIN_BATCHES]),
+            test=read_batches([files[TEST_BATCH]]),
+            class_names=CLASS_NAMES,
+            licence="none stated; asks to cite Krizhevsky, Learning Multiple Layers of Features, 2009",
+        )
+
+    def _archive(self, out: Output) -> Path:
+        """The archive (or folder) on this machine, its checksum verified."""
+        if self.url is not None and self.sha256 is not None:
+            from components.prepare.download import download
+
+            fetched = out.scratch / "cifar-10.tar.gz"
+            download(self.url, sha256=self.sha256, to=fetched, out=out)
+            return fetched
+        assert self.path is not None
+        if self.sha256:
+            found = user_files.sha256_of(self.path)
+            if found != self.sha256:
+                raise StageFailed(
+                    f"{self.path} is not the file that was asked for",
+                    why=f"its SHA-256 is {found}, the recipe says {self.sha256}",
+                    fix="fetch it again, or correct `sha256`",
+                )
+        return self.path

@@ -1,0 +1,41 @@
+"""Arrays in a numpy `.npz` file: the images of anyone who can call `numpy.savez`."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+from components.contract import Output
+from components.prepare import user_files
+from components.prepare.sources.base import Loaded, Source
+
+
+class Npz(Source):
+    """`x_train`, `y_train`, `x_test`, `y_test`, or `x`, `y`, and if you like `class_names`, from one file.
+
+    x: (rows, height, width) or (rows, height, width, 1 or 3), integers 0 to 255 or floats 0 to 1.
+    y: (rows,), integers from 0. class_names: (classes,), strings.
+    """
+
+    source: Literal["npz"] = "npz"
+    path: Path  # the .npz file
+    licence: str = "not stated"  # of the images, for the record
+
+    def unmet(self) -> str:
+        """Whether `path` is missing."""
+        return user_files.unmet(self.path)
+
+    def fingerprint(self) -> str:
+        """A digest of the file's size and modification time."""
+        return user_files.fingerprint(self.path)
+
+    def load(self, out: Output) -> Loaded:
+        """The arrays of the file.
+
+        Raises StageFailed if an array is missing, unknown, of a wrong type or shape, or holds NaN or values
+        out of range, listing the rows.
+        """
+        from components.prepare.npz_arrays import read_npz
+
+        train, test, class_names = read_npz(self.path)
+        return Loaded(train, test, class_names, self.licence)

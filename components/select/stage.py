@@ -1,0 +1,112 @@
+"""Choose one engine under the recipe's goals; refuse when none qualifies."""
+
+from __future__ import annotations
+
+from components.artifacts import (
+    Artifact,
+    EngineFigures,
+    EngineSpec,
+    Interval,
+    MeasurementsSpec,
+    copy_files,
+    write_text_atomic,
+)
+from components.contract import GateFailed, Output, Result, StageFailed
+from components.goals import (
+    DECISION_FILE,
+    Decision,
+    DecisionRecord,
+    Goals,
+    decide,
+    objective_interval,
+)
+
+
+def run(
+    config: Goals,
+    *,
+    measured: Artifact[MeasurementsSpec],
+    engines: dict[str, Artifact[EngineSpec]],
+    out: Output,
+) -> Result[EngineSpec]:
+    """Write the chosen engine itself, with `decision.json` beside its files.
+
+    Raises GateFailed naming the nearest engine and what it misses if none meets the goals, and StageFailed
+    if `measured` is not about these engines.
+    """
+    _check_measured(measured, engines)
+    decision = decide(config, measured.spec)
+    if decision.chosen is None:
+        raise GateFailed(decision.reason, fix=_what_to_loosen(decision))
+    chosen = engines[decision.chosen]
+    figures = measured.spec.engines[decision.chosen]
+    reference_figures = measured.spec.engines[measured.spec.reference]
+    record = DecisionRecord(
+        goals=config,
+        chosen=decision.chosen,
+        reason=decision.reason,
+        engine_digest=chosen.digest,
+        measurements_digest=measured.digest,
+        figures=figures,
+        reference_figures=reference_figures,
+        verdicts=decision.verdicts,
+    )
+    copy_files(chosen, out.path)
+    write_text_atomic(out.path / DECISION_FILE, record.model_dump_json(indent=1))
+    return Result(chosen.spec, _metrics(config, decision, figures, reference_figures))
+
+
+def _check_measured(measured: Artifact[MeasurementsSpec], engines: dict[str, Artifact[EngineSpec]]) -> None:
+    """Figures are only worth something for the very files they were taken of."""
+    parents = measured.manifest.lineage.parents
+    for name in measured.spec.engines:
+        if name not in engines:
+            raise StageFailed(
+                f"the engine {name!r} was measured but is not given",
+                why=f"given: {', '.join(sorted(engines)) or 'none'}",
+            )
+        if parents.get(f"engines/{name}") != engines[name].digest:
+            raise StageFailed(
+                f"the figures of {name!r} were taken of another engine than the given one",
+                why="the digests differ",
+                fix="benchmark these engines and select from that",
+            )
+
+
+def _what_to_loosen(decision: Decision) -> str:
+    if decision.nearest is None:
+        return "see why each engine was not built: " + "; ".join(
+            f"{name}: {verdict.reason}"
+            for name, verdict in decision.verdicts.items()
+            if verdict.outcome == "not built"
+        )
+    return "loosen the goals, or train and compress for what it misses"
+
+
+def _metrics(
+    goals: Goals, decision: Decision, figures: EngineFigures, reference: EngineFigures
+) -> dict[str, float]:
+    objective = objective_interval(goals.objective, figures)
+    outcomes = [verdict.outcome for verdict in decision.verdicts.values()]
+    metrics = {
+        goals.objective: objective.value,
+        f"{goals.objective}_low": objective.low,
+        f"{goals.objective}_high": objective.high,
+        "size_bytes": float(figures.size_bytes),
+        "qualified_engines": float(sum(outcome in ("chosen", "tied", "qualified") for outcome in outcomes)),
+    }
+    return metrics | _accuracy(figures.accuracy_top1, reference.accuracy_top1) | _speedups(figures)
+
+
+def _accuracy(chosen: Interval | None, reference: Interval | None) -> dict[str, float]:
+    if chosen is None or reference is None:
+        return {}
+    return {"accuracy_top1": chosen.value, "accuracy_drop": reference.value - chosen.value}
+
+
+def _speedups(figures: EngineFigures) -> dict[str, float]:
+    named = {
+        "speedup_vs_reference": figures.speedup_vs_reference,
+        "speedup_vs_best_fp32": figures.speedup_vs_best_fp32,
+    }
+    return {name: interval.value for name, interval in named.items() if interval is not None}

@@ -1,0 +1,188 @@
+"""A torch network as an ONNX graph: exported, cleaned, in fp32, fp16 or int8."""
+
+from __future__ import annotations
+
+import logging
+import warnings
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+import onnx
+import torch
+from numpy.typing import NDArray
+from onnxruntime.quantization import (
+    CalibrationDataReader,
+    CalibrationMethod,
+    QuantFormat,
+    QuantType,
+    quantize_static,
+)
+from onnxruntime.quantization.onnx_model import ONNXModel
+from onnxruntime.quantization.shape_inference import quant_pre_process
+from onnxruntime.transformers.float16 import convert_float_to_float16
+from torch import nn
+
+from components.artifacts import InputSpec, QuantizationSpec
+from components.contract import StageFailed
+from components.images import batches
+
+OUTPUT = "logits"
+_NAME_SCOPES = "pkg.torch.onnx.name_scopes"  # the exporter notes the torch layers that a node came from
+_MAX_BYTES = 2**31 - 1  # of one protobuf message
+
+# What ONNX Runtime's guide asks of a graph for TensorRT: zero points of 0, weights left as fp32 behind their
+# own Q/DQ, biases as they are, no Q/DQ on the outputs.
+_TENSORRT_OPS = ["Conv", "Gemm", "MatMul", "Add"]
+_TENSORRT_OPTIONS = {
+    "ActivationSymmetric": True,
+    "WeightSymmetric": True,
+    "AddQDQPairToWeight": True,
+    "DedicatedQDQPair": True,
+    "QuantizeBias": False,
+    "OpTypesToExcludeOutputQuantization": _TENSORRT_OPS,
+}
+
+
+def export_graph(network: nn.Module, spec: InputSpec, *, opset: int) -> onnx.ModelProto:
+    """`network` in fp32, batch norms folded into their convolutions, batch free: `x_nchw` to `logits`.
+
+    Raises StageFailed if torch cannot trace or translate it, or if it is too large for one file.
+    """
+    example = torch.zeros(2, *spec.shape_chw)  # torch.export takes a batch of 1 for a constant
+    try:
+        with _quiet():
+            program = torch.onnx.export(
+                network.eval(),
+                (example,),
+                dynamo=True,
+                opset_version=opset,
+                input_names=[spec.name],
+                output_names=[OUTPUT],
+                dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
+                verbose=False,
+            )
+    except Exception as error:  # the exporter lets through whatever its passes, or the network's code, raise
+        raise StageFailed(
+            "the network cannot be exported to ONNX with a free batch",
+            why=_cause(error),
+            fix="its forward must be traceable by torch.export and must not fix the batch size",
+        ) from error
+    graph = program.model_proto if program else None
+    if graph is None or graph.ByteSize() > _MAX_BYTES:
+        raise StageFailed("the network does not fit one ONNX file", why="the limit is 2 GB")
+    return graph
+
+
+def _cause(error: BaseException) -> str:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]
+
+
+@contextmanager
+def _quiet() -> Iterator[None]:
+    """Without the exporter's remarks on torchvision, which is not here, and on torch's own internals."""
+    registration = logging.getLogger("torch.onnx._internal.exporter._registration")
+    level = registration.level
+    registration.setLevel(logging.ERROR)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            yield
+    finally:
+        registration.setLevel(level)
+
+
+def nodes_of_layers(graph: onnx.ModelProto, layers: Iterable[str]) -> list[str]:
+    """The names of the nodes that came from the torch modules `layers`, or from a module inside them.
+
+    A convolution with a folded batch norm carries the batch norm's name, so the weights' names count as well.
+    Raises StageFailed if there is no node of a layer.
+    """
+    found: list[str] = []
+    for layer in layers:
+        nodes = [node.name for node in graph.graph.node if _is_of_layer(node, layer)]
+        if not nodes:
+            raise StageFailed(
+                f"the excluded layer {layer!r} is not in the exported graph",
+                fix="name a convolution or linear layer, or a module that holds some",
+            )
+        found += nodes
+    return found
+
+
+def _is_of_layer(node: onnx.NodeProto, layer: str) -> bool:
+    scopes = [entry.value for entry in node.metadata_props if entry.key == _NAME_SCOPES]
+    return any(repr(layer) in scope for scope in scopes) or any(
+        name.startswith(f"{layer}.") for name in node.input
+    )
+
+
+def save_graph(graph: onnx.ModelProto, place: Path) -> None:
+    """Write `graph` checked, without what says where and when it was made: the same graph, the same bytes."""
+    for collection in (graph.graph.node, graph.graph.input, graph.graph.output, graph.graph.initializer):
+        for entry in collection:
+            entry.doc_string = ""
+            del entry.metadata_props[:]
+    graph.doc_string = graph.graph.doc_string = ""
+    del graph.metadata_props[:], graph.graph.metadata_props[:]
+    del graph.graph.value_info[:]  # inferred again by every reader; stale, it breaks ONNX Runtime's quantizer
+    onnx.checker.check_model(graph, full_check=True)
+    place.write_bytes(graph.SerializeToString(deterministic=True))
+
+
+def to_fp16(graph: onnx.ModelProto) -> onnx.ModelProto:
+    """`graph` with fp16 weights and arithmetic between an fp32 input and an fp32 output."""
+    converted = ONNXModel(convert_float_to_float16(graph, keep_io_types=True))
+    converted.topological_sort()  # the converter appends its casts
+    graph_fp16: onnx.ModelProto = converted.model
+    return graph_fp16
+
+
+class _Batches(CalibrationDataReader):  # type: ignore[misc]
+    def __init__(self, input_name: str, x_nchw: NDArray[np.float32]) -> None:
+        self._parts = ({input_name: x_nchw[part]} for part in batches(len(x_nchw), 32))
+
+    def get_next(self) -> dict[str, NDArray[np.float32]] | None:
+        return next(self._parts, None)
+
+
+def to_int8(
+    fp32: Path,
+    place: Path,
+    spec: QuantizationSpec,
+    x_nchw: NDArray[np.float32],
+    *,
+    activations: Literal["uint8", "int8"],
+    excluded_nodes: list[str],
+    reduce_range: bool = False,
+    for_tensorrt: bool = False,
+) -> None:
+    """Write the graph of the file `fp32` with Q/DQ nodes to `place`, calibrated with `x_nchw`.
+
+    reduce_range: weights of 7 bits, which a CPU needs whose uint8 x int8 products saturate in 16 bits.
+    """
+    prepared = place.with_suffix(".prepared.onnx")
+    # By path: given a graph, the quantizer moves its weights into a file of its own and leaves it hollow.
+    quant_pre_process(fp32, prepared, skip_optimization=True, skip_symbolic_shape=True)
+    quantize_static(
+        prepared,
+        place,
+        _Batches(onnx.load(fp32).graph.input[0].name, x_nchw),
+        quant_format=QuantFormat.QDQ,
+        op_types_to_quantize=_TENSORRT_OPS if for_tensorrt else None,
+        per_channel=spec.weights == "int8-per-channel",
+        reduce_range=reduce_range,
+        activation_type=QuantType.QUInt8 if activations == "uint8" else QuantType.QInt8,
+        weight_type=QuantType.QInt8,
+        nodes_to_exclude=excluded_nodes,
+        calibrate_method=CalibrationMethod.Percentile
+        if spec.calibration == "percentile"
+        else CalibrationMethod.MinMax,
+        extra_options=_TENSORRT_OPTIONS if for_tensorrt else {"CalibTensorRangeSymmetric": False},
+    )
+    prepared.unlink()
+    save_graph(onnx.load(place), place)

@@ -1,0 +1,69 @@
+"""ONNX files run by ONNX Runtime. Wakes no torch: a bundle is checked, and served, with this."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TypeVar
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+
+from components.contract import StageFailed
+
+PROVIDERS = {
+    "cpu": ["CPUExecutionProvider"],
+    # TF32 would round the products of an fp32 network to 11 bits.
+    "cuda": [("CUDAExecutionProvider", {"use_tf32": 0}), "CPUExecutionProvider"],
+}
+
+
+class OnnxSession:
+    """A session whose threads sleep rather than spin between requests."""
+
+    def __init__(self, file: Path, *, device: str, threads: int) -> None:
+        """Open `file`; ONNX Runtime itself refuses weights that lie outside the file's folder.
+
+        Raises StageFailed if ONNX Runtime cannot load it.
+        """
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = threads
+        options.inter_op_num_threads = 1
+        options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+        options.log_severity_level = 3
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        try:
+            self._session = onnxruntime.InferenceSession(file, options, providers=PROVIDERS[device])
+        except Exception as error:  # its errors derive from nothing narrower
+            reason = " ".join(str(error).split())[:300]
+            raise StageFailed(f"ONNX Runtime cannot load {file}", why=reason) from None
+        self._input = self._session.get_inputs()[0].name
+
+    def predict(self, x_nchw: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Logits, float32 (batch, classes), of float32 images (batch, channels, height, width)."""
+        logits: NDArray[np.float32] = self._session.run(None, {self._input: x_nchw})[0]
+        return logits
+
+
+def has_cuda() -> bool:
+    """Whether ONNX Runtime was built for NVIDIA GPUs."""
+    return "CUDAExecutionProvider" in onnxruntime.get_available_providers()
+
+
+Name = TypeVar("Name", bound=str)
+
+
+def latencies_ms(
+    sessions: Mapping[Name, OnnxSession], x_nchw: NDArray[np.float32], *, rounds: int = 15, requests: int = 5
+) -> dict[Name, float]:
+    """The median milliseconds of a request to each session; they take turns, so a busy moment hits all."""
+    measured: dict[Name, list[float]] = {name: [] for name in sessions}
+    for _ in range(rounds + 1):
+        for name, session in sessions.items():
+            begun_s = time.perf_counter()
+            for _ in range(requests):
+                session.predict(x_nchw)
+            measured[name].append((time.perf_counter() - begun_s) / requests * 1000)
+    return {name: float(np.median(latencies[1:])) for name, latencies in measured.items()}  # [0] warms up

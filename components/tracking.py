@@ -1,0 +1,531 @@
+"""Tracking of a run in MLflow, which may be slow, late or down without the run noticing.
+
+The executor appends events to an outbox, a file of JSON lines beside the run. `keep_sending`, in a process of
+its own, sends them: one MLflow run for the pipeline's run, one nested run for each step. What was accepted is
+noted in a second file, so an outage delays events and loses none. Sending is repeated until it is
+acknowledged, and repeating changes nothing: MLflow runs are found again by their tags, parameters and tags
+are keyed, and a metric is the same point when its name, value, step and time are. So each arrives once.
+
+    python -m components.tracking OUTBOX TRACKING_URI      sends until the run has ended
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import json
+import logging
+import os
+import re
+import signal
+import sqlite3
+import sys
+import threading
+import time
+import uuid
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from components.artifacts import write_text_atomic
+from components.contract import Unavailable, UsageError, canonical_json
+
+if TYPE_CHECKING:
+    from mlflow import MlflowClient
+
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
+_RUN_TAG, _STEP_TAG = "hpml.run", "hpml.step"
+_MAX_KEY, _MAX_PARAM, _MAX_TAG = 250, 6000, 8000  # characters that MLflow accepts
+_EVENTS_AT_ONCE = 100  # acknowledged together
+_SQLITE = "sqlite:///"
+
+
+# --------------------------------------------------------------------------------------------------- secrets
+
+_SECRET_KEY = re.compile(
+    r"(password|passwd|passphrase|secrets?|token|credentials?|authorization|(api|access|private)[-_]?key)$",
+    re.IGNORECASE,
+)
+_USER_INFO = re.compile(r"([a-z][a-z0-9+.-]*://)[^/?#\s'\"]*@", re.IGNORECASE)
+_SECRET_QUERY = re.compile(
+    r"([?&;](?:x-(?:amz|goog)-[a-z-]+|sig|signature|[a-z_-]*(?:token|password|key|secret))=)[^&\s'\"]+",
+    re.IGNORECASE,
+)
+
+
+def without_credentials(text: str) -> str:
+    """`text` with user names, passwords and signatures taken out of every URI in it."""
+    return _SECRET_QUERY.sub(r"\1***", _USER_INFO.sub(r"\1", text))
+
+
+def flatten(values: Mapping[str, Any]) -> dict[str, str]:
+    """Nested config values as MLflow parameters: {"a": {"b": 1}} gives {"a.b": "1"}.
+
+    What a credential-like name holds is replaced by ***, and so are credentials inside URIs.
+    """
+    flat: dict[str, str] = {}
+    for key, value in values.items():
+        if _SECRET_KEY.search(key) and value not in (None, ""):
+            flat[key] = "***"
+            continue
+        if isinstance(value, list | tuple) and any(isinstance(item, Mapping) for item in value):
+            value = {str(index): item for index, item in enumerate(value)}
+        if isinstance(value, Mapping) and value:
+            flat |= {f"{key}.{inner}": text for inner, text in flatten(value).items()}
+        else:
+            text = value if isinstance(value, str) else canonical_json(value)
+            flat[key] = without_credentials(text)
+    return flat
+
+
+def _cut(text: str, limit: int) -> str:
+    mark = f"... ({len(text)} characters)"
+    return text if len(text) <= limit else text[: limit - len(mark)] + mark
+
+
+def _key(name: str) -> str:
+    """`name` as MLflow allows names: letters, digits, and "_-. :/"."""
+    return re.sub(r"[^\w\-. :/]", "-", name, flags=re.ASCII)[:_MAX_KEY]
+
+
+# ---------------------------------------------------------------------------------------------------- outbox
+
+
+class Outbox:
+    """The events of one run, appended to a file. One process writes it; writing never waits for a server."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        with path.open("r+b") as file:  # a line that a crash cut short is no event
+            content = file.read()
+            file.truncate(content.rfind(b"\n") + 1)
+        self._run: dict[str, str] = {}
+
+    def run_started(
+        self, run_id: str, name: str, params: Mapping[str, Any], tags: Mapping[str, str] | None = None
+    ) -> None:
+        """A run of the recipe `name` (its experiment in MLflow) began, or was resumed."""
+        self._run = {"run": run_id, "name": name}
+        self._write("started", "", params=flatten(params), tags=_safe(tags))
+
+    def step_started(
+        self, step: str, params: Mapping[str, Any], tags: Mapping[str, str] | None = None
+    ) -> None:
+        """The step `step` began; `params` is its config."""
+        self._write("started", step, params=flatten(params), tags=_safe(tags))
+
+    def metric(self, step: str, name: str, value: float, index: int, time_s: float) -> None:
+        """One point of a curve: the value of `name` at `index`, measured at `time_s` since the epoch."""
+        self._write("metrics", step, metrics={name: float(value)}, index=index, time_s=time_s)
+
+    def step_ended(
+        self,
+        step: str,
+        status: Status,
+        metrics: Mapping[str, float],
+        seconds: float,
+        tags: Mapping[str, str] | None = None,
+    ) -> None:
+        """The step `step` ended after `seconds` with its final `metrics`."""
+        self._write(
+            "ended", step, status=status, metrics={**metrics, "seconds": float(seconds)}, tags=_safe(tags)
+        )
+
+    def run_ended(self, status: Status, tags: Mapping[str, str] | None = None) -> None:
+        """The run ended; a sender stops once it has sent this."""
+        self._write("ended", "", status=status, tags=_safe(tags))
+
+    def _write(self, event: str, step: str, **fields: Any) -> None:
+        line = json.dumps({"event": event, **self._run, "step": step, "time_s": time.time(), **fields})
+        with self._path.open("ab", buffering=0) as file:
+            file.write(line.encode() + b"\n")
+
+
+def _safe(tags: Mapping[str, str] | None) -> dict[str, str]:
+    return flatten(tags or {})
+
+
+def _read_events(outbox: Path, offset: int) -> tuple[list[dict[str, Any]], list[int]]:
+    """The events after byte `offset`, and the offset behind each. A line still being written is not read."""
+    with outbox.open("rb") as file:
+        file.seek(offset)
+        lines = file.read().split(b"\n")[:-1]
+    ends, position = [], offset
+    for line in lines:
+        position += len(line) + 1
+        ends.append(position)
+    return [json.loads(line) for line in lines], ends
+
+
+def _has_ended(outbox: Path) -> bool:
+    """Whether the last event of the outbox is the end of the run."""
+    last = outbox.read_bytes().rsplit(b"\n", 2)[-2]
+    event = json.loads(last or b"{}")
+    return event.get("event") == "ended" and not event["step"]
+
+
+def _position_file(outbox: Path) -> Path:
+    return outbox.with_name(f"{outbox.name}.sent")
+
+
+def _read_position(outbox: Path, store: str) -> int:
+    """How many bytes of the outbox `store` has acknowledged; none if that was another store."""
+    try:
+        fields = json.loads(_position_file(outbox).read_text())
+    except FileNotFoundError:
+        return 0
+    return int(fields["offset"]) if fields["store"] == store else 0
+
+
+def _write_position(outbox: Path, store: str, offset: int) -> None:
+    write_text_atomic(_position_file(outbox), json.dumps({"store": store, "offset": offset}))
+
+
+# ----------------------------------------------------------------------------------------------------- store
+
+
+def _sqlite_path(uri: str) -> Path | None:
+    return Path(uri.removeprefix(_SQLITE)) if uri.startswith(_SQLITE) else None
+
+
+def store_identity(uri: str) -> str:
+    """Which store `uri` leads to, without importing mlflow; "" for a SQLite file that is not there.
+
+    A SQLite store carries a random identity, so a file that was deleted and made anew is another store.
+    """
+    path = _sqlite_path(uri)
+    if path is None:
+        return without_credentials(uri)
+    if not path.is_file():
+        return ""
+    try:
+        with contextlib.closing(sqlite3.connect(f"{path.absolute().as_uri()}?mode=ro", uri=True)) as database:
+            row = database.execute("SELECT id FROM hpml_store").fetchone()
+    except sqlite3.Error:
+        return ""
+    return str(row[0])
+
+
+@contextlib.contextmanager
+def store_lock(uri: str) -> Iterator[None]:
+    """Keep other processes of this machine from a local store meanwhile; a server guards itself."""
+    path = _sqlite_path(uri)
+    if path is None:
+        yield
+        return
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.with_name(f".{path.name}.lock").open("w")
+    except OSError as error:
+        raise Unavailable("the MLflow store cannot be opened", why=str(error)) from None
+    with file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def ensure_store(uri: str) -> None:
+    """Make the MLflow store at `uri` ready for use, its schema included.
+
+    A new SQLite file appears whole or not at all: MLflow's own first use of one crashes when it happens in
+    two processes at once, and takes a second in which others would see half a schema.
+    Raises Unavailable if the store cannot be reached or written.
+    """
+    path = _sqlite_path(uri)
+    if path is None:
+        with reaching(uri):
+            client(uri).search_experiments(max_results=1)
+        return
+    if store_identity(uri):
+        return
+    with store_lock(uri), reaching(uri):
+        if path.exists():
+            client(uri).search_experiments(max_results=1)
+            _identify(path)
+        elif not store_identity(uri):
+            new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+            try:
+                client(_SQLITE + str(new.absolute())).search_experiments(max_results=1)
+                _identify(new)
+                new.rename(path)
+            finally:
+                new.unlink(missing_ok=True)
+
+
+def _identify(path: Path) -> None:
+    """Give the SQLite store in `path` an identity, unless it has one."""
+    with contextlib.closing(sqlite3.connect(path, timeout=20)) as database, database:
+        database.execute("CREATE TABLE IF NOT EXISTS hpml_store (only INTEGER PRIMARY KEY, id TEXT NOT NULL)")
+        database.execute("INSERT OR IGNORE INTO hpml_store VALUES (1, ?)", (str(uuid.uuid4()),))
+
+
+@contextlib.contextmanager
+def reaching(uri: str) -> Iterator[None]:
+    """Turn whatever a store or its client raises into Unavailable, on one line and without credentials."""
+    try:
+        yield
+    except Unavailable:
+        raise
+    except Exception as error:
+        cause = " ".join(without_credentials(str(error)).split())
+        raise Unavailable(
+            f"the MLflow store at {without_credentials(uri)} does not answer",
+            why=_cut(f"{type(error).__name__}: {cause}", 300),
+            fix="check MLFLOW_TRACKING_URI and that the server is up, then run again",
+        ) from None
+
+
+def client(uri: str, *, timeout_s: int = 5, retries: int = 0) -> MlflowClient:
+    """An MLflow client for `uri`. Takes seconds the first time in a process: importing mlflow does.
+
+    timeout_s, retries: of each HTTP request, where the environment does not say it.
+    """
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(timeout_s))
+    os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", str(retries))
+    from mlflow import MlflowClient
+
+    for name in ("mlflow", "alembic", "urllib3"):  # what they log, we say in one line
+        logging.getLogger(name).setLevel(logging.CRITICAL)
+    return MlflowClient(uri)
+
+
+def experiment_id(client: MlflowClient, uri: str, name: str) -> str:
+    """The id of the experiment `name`, made if it is not there; a local store keeps artifacts beside itself."""
+    from mlflow.exceptions import MlflowException
+
+    found = client.get_experiment_by_name(name)
+    if found is None:
+        path = _sqlite_path(uri)
+        place = (path.parent.absolute() / "mlartifacts" / name).as_uri() if path else None
+        try:
+            return str(client.create_experiment(name, artifact_location=place))
+        except MlflowException:  # another process was faster
+            found = client.get_experiment_by_name(name)
+            if found is None:
+                raise
+    if found.lifecycle_stage != "active":
+        raise Unavailable(
+            f"the MLflow experiment {name!r} is deleted",
+            fix=f"restore it (mlflow experiments restore -x {found.experiment_id}) or rename the recipe",
+        )
+    return str(found.experiment_id)
+
+
+# --------------------------------------------------------------------------------------------------- sending
+
+
+@dataclass(frozen=True)
+class Drained:
+    """What a drain achieved.
+
+    remaining: events not yet acknowledged. ended: whether the run's end has been sent. refused: what MLflow
+    will never accept, in words (its event counts as sent). problem: why events remain.
+    """
+
+    remaining: int
+    ended: bool = False
+    refused: tuple[str, ...] = ()
+    problem: str = ""
+
+
+def drain(outbox: Path, tracking_uri: str, *, seconds: float = 30.0) -> Drained:
+    """Send what is in `outbox` and was not sent yet; stop at the first problem, or after about `seconds`.
+
+    Raises nothing because of the store: a problem is reported, and the events stay for the next drain.
+    """
+    deadline_s = time.monotonic() + seconds
+    with outbox.with_name(f"{outbox.name}.lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return Drained(len(_read_events(outbox, 0)[0]), problem="another process is sending them")
+        return _drain(outbox, tracking_uri, deadline_s)
+
+
+def _drain(outbox: Path, uri: str, deadline_s: float) -> Drained:
+    store = store_identity(uri)
+    events, ends = _read_events(outbox, _read_position(outbox, store))
+    if not events:
+        return Drained(0, _has_ended(outbox))
+    sent = 0
+    refused: list[str] = []
+    try:
+        ensure_store(uri)
+        store = store_identity(uri)
+        with reaching(uri):
+            sink = _Sink(uri)
+            while sent < len(events):
+                if sent and time.monotonic() > deadline_s:
+                    return Drained(len(events) - sent, False, tuple(refused), "there was not enough time")
+                refused += sink.send(events[sent : sent + _EVENTS_AT_ONCE])
+                sent = min(sent + _EVENTS_AT_ONCE, len(events))
+                _write_position(outbox, store, ends[sent - 1])
+    except Unavailable as error:
+        return Drained(len(events) - sent, False, tuple(refused), str(error))
+    return Drained(0, _has_ended(outbox), tuple(refused))
+
+
+@dataclass
+class _Update:
+    """What some events say about one MLflow run: the pipeline's run (`step` is empty) or a step's."""
+
+    run: str
+    experiment: str
+    step: str
+    since_ms: int
+    params: dict[str, str] = field(default_factory=dict)
+    tags: dict[str, str] = field(default_factory=dict)
+    points: list[tuple[str, float, int, int]] = field(default_factory=list)  # name, value, time in ms, index
+    status: Status | Literal["RUNNING"] | None = None
+    until_ms: int | None = None
+
+
+def _fold(events: list[dict[str, Any]]) -> list[_Update]:
+    """The events as one update per MLflow run, the pipeline's run first."""
+    updates: dict[tuple[str, str], _Update] = {}
+    for event in events:
+        run, step, time_ms = event["run"], event["step"], int(event["time_s"] * 1000)
+        for part in ("", step):
+            updates.setdefault((run, part), _Update(run, event["name"], part, time_ms))
+        update = updates[run, step]
+        update.params |= event.get("params", {})
+        update.tags |= event.get("tags", {})
+        for name, value in event.get("metrics", {}).items():
+            update.points.append((name, value, time_ms, event.get("index", 0)))
+        if event["event"] == "started":
+            update.status, update.until_ms = "RUNNING", None
+        elif event["event"] == "ended":
+            update.status, update.until_ms = event["status"], time_ms
+    return sorted(updates.values(), key=lambda update: bool(update.step))
+
+
+class _Sink:
+    """The MLflow runs of a pipeline's run: found by their tags, made where they are missing.
+
+    A run named by MLFLOW_RUN_ID is taken as the pipeline's own; whoever made that one also ends it.
+    """
+
+    def __init__(self, uri: str) -> None:
+        self._uri = uri
+        self._client = client(uri)
+        self._adopted = os.environ.get("MLFLOW_RUN_ID", "")
+        self._experiments: dict[str, str] = {}  # run -> experiment id
+        self._runs: dict[tuple[str, str], str] = {}  # run, step -> MLflow run id
+
+    def send(self, events: list[dict[str, Any]]) -> list[str]:
+        """Send `events`; may be repeated. Returns what MLflow refuses for good, in words."""
+        return [refusal for update in _fold(events) for refusal in self._apply(update)]
+
+    def _apply(self, update: _Update) -> list[str]:
+        from mlflow.entities import Metric, Param, RunTag
+        from mlflow.exceptions import MlflowException
+
+        mlflow_run = self._mlflow_run(update)
+        parts: list[dict[str, Any]] = [
+            {"params": [Param(_key(k), _cut(v, _MAX_PARAM)) for k, v in update.params.items()]},
+            {"tags": [RunTag(_key(k), _cut(v, _MAX_TAG)) for k, v in update.tags.items()]},
+            {"metrics": [Metric(_key(name), *point) for name, *point in update.points]},
+        ]
+        refusals = []
+        for part in parts:
+            [entries] = part.values()
+            if not entries:
+                continue
+            try:
+                self._client.log_batch(mlflow_run, **part)
+            except MlflowException as error:
+                if error.error_code != "INVALID_PARAMETER_VALUE":
+                    raise
+                refusals.append(f"{update.step or 'the run'}: {' '.join(str(error).split())}")
+        self._set_status(update, mlflow_run)
+        return refusals
+
+    def _set_status(self, update: _Update, mlflow_run: str) -> None:
+        if not update.status or mlflow_run == self._adopted:
+            return
+        if update.status == "RUNNING":
+            self._client.update_run(mlflow_run, "RUNNING")
+        else:
+            self._client.set_terminated(mlflow_run, update.status, update.until_ms)
+
+    def _mlflow_run(self, update: _Update) -> str:
+        """The id of the MLflow run that `update` is about."""
+        if update.run not in self._experiments:
+            self._find(update)
+        key = (update.run, update.step)
+        if key not in self._runs:
+            tags = {_RUN_TAG: update.run, "mlflow.runName": update.step or update.run}
+            if update.step:
+                tags |= {_STEP_TAG: update.step, "mlflow.parentRunId": self._runs[update.run, ""]}
+            experiment = self._experiments[update.run]
+            made = self._client.create_run(experiment, start_time=update.since_ms, tags=tags)
+            self._runs[key] = made.info.run_id
+        return self._runs[key]
+
+    def _find(self, update: _Update) -> None:
+        """Learn which runs of this pipeline's run the store has already."""
+        if self._adopted:
+            experiment = self._client.get_run(self._adopted).info.experiment_id
+        else:
+            experiment = experiment_id(self._client, self._uri, update.experiment)
+        query = f"tags.`{_RUN_TAG}` = '{update.run}'"
+        for found in self._client.search_runs([experiment], query, max_results=10_000):
+            self._runs[update.run, found.data.tags.get(_STEP_TAG, "")] = found.info.run_id
+        if self._adopted:
+            self._runs[update.run, ""] = self._adopted
+        self._experiments[update.run] = experiment
+
+
+# ---------------------------------------------------------------------------------------------------- sender
+
+
+def keep_sending(outbox: Path, tracking_uri: str, *, stop: threading.Event) -> Drained:
+    """Send events as they are appended, until the run's end is sent, or once more after `stop` is set.
+
+    While the store does not answer, the attempts get rarer: every second at first, every 30 s at last.
+    """
+    pause_s = 1.0
+    refused: tuple[str, ...] = ()
+    while True:
+        stopping = stop.is_set()
+        drained = drain(outbox, tracking_uri, seconds=10.0 if stopping else 30.0)
+        refused += drained.refused
+        if drained.ended or stopping:
+            return Drained(drained.remaining, drained.ended, refused, drained.problem)
+        pause_s = min(2 * pause_s, 30.0) if drained.problem else 1.0
+        stop.wait(pause_s)
+
+
+def _stop_when_orphaned(stop: threading.Event, parent: int) -> None:
+    while os.getppid() == parent:
+        time.sleep(1)
+    stop.set()
+
+
+def main(arguments: list[str]) -> int:
+    """Send the outbox named first to the tracking URI named second until its run has ended.
+
+    Stops early, after a last attempt, on SIGTERM and when the process that started it is gone. The status is
+    0 if everything was sent and 6 if events remain for a later drain.
+    """
+    if len(arguments) != 2:
+        raise UsageError("python -m components.tracking OUTBOX TRACKING_URI")
+    outbox, uri = Path(arguments[0]), arguments[1]
+    stop = threading.Event()
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the executor, which then writes how it ended
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    threading.Thread(target=_stop_when_orphaned, args=(stop, os.getppid()), daemon=True).start()
+    drained = keep_sending(outbox, uri, stop=stop)
+    for refusal in drained.refused:
+        print(f"MLflow refused {refusal}", file=sys.stderr)
+    if drained.remaining:
+        print(f"{drained.remaining} tracking events not sent: {drained.problem}", file=sys.stderr)
+        return Unavailable.exit_code
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

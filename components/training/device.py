@@ -1,0 +1,70 @@
+"""Where and in which precision a training computes, and how fast that place could be."""
+
+from __future__ import annotations
+
+import time
+
+import torch
+
+from components import hardware
+from components.contract import ConfigInvalid
+
+
+def choose_device(wanted: str, local_rank: int) -> torch.device:
+    """The device of this worker; "auto" is the GPU where torch can use one.
+
+    Raises ConfigInvalid if there is no GPU for it, or torch cannot use the ones that are there.
+    """
+    usable = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    present = len(hardware.gpu_names())
+    if wanted == "cpu" or wanted == "auto" and not usable:
+        if wanted == "auto" and present:
+            print(f"this machine has {present} GPU(s), this build of torch uses none: training on the CPU")
+        return torch.device("cpu")
+    if local_rank >= usable:
+        raise ConfigInvalid(
+            f"worker {local_rank} has no GPU of its own",
+            why=f"torch {torch.__version__} can use {usable} of this machine's {present}",
+            fix="lower nproc, install the CUDA build of torch, or set device: cpu",
+        )
+    device = torch.device("cuda", local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """The type that matrix products and convolutions compute in; float32 means no mixed precision.
+
+    "auto" is mixed where the hardware gains by it: bf16 on a GPU that has it, fp16 on an older one, bf16 on
+    a CPU with AMX (AVX512-BF16 alone is slower than fp32 there). Raises ConfigInvalid for a type that the
+    hardware would only emulate.
+    """
+    if device.type == "cuda":
+        has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
+        if wanted == "bf16" and not has_bf16:
+            name = torch.cuda.get_device_name(device)
+            raise ConfigInvalid(f"precision is bf16 and the {name} only emulates it", fix="set precision: fp16")
+        best = "bf16" if has_bf16 else "fp16"
+    else:
+        best = "bf16" if "amx_bf16" in hardware.cpu_flags() else "fp32"
+    chosen = best if wanted == "auto" else wanted
+    return {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[chosen]
+
+
+def gemm_flops_per_s(device: torch.device, dtype: torch.dtype, *, seconds: float = 0.2) -> float:
+    """The best rate of a large square matrix product, in floating-point operations a second."""
+    side = 8192 if device.type == "cuda" else 1536
+    left, right = (torch.ones(side, side, device=device, dtype=dtype) for _ in range(2))
+    best_s = _product_s(left, right)
+    until = time.perf_counter() + seconds
+    while time.perf_counter() < until:
+        best_s = min(best_s, _product_s(left, right))
+    return 2 * side**3 / best_s
+
+
+def _product_s(left: torch.Tensor, right: torch.Tensor) -> float:
+    started = time.perf_counter()
+    torch.mm(left, right)
+    if left.is_cuda:
+        torch.cuda.synchronize()
+    return time.perf_counter() - started

@@ -1,0 +1,299 @@
+"""The `hpml` command. Data goes to stdout, all else to stderr; heavy imports wait for their command."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+
+from components.__main__ import explained
+from components.contract import StageFailed, UsageError
+
+if TYPE_CHECKING:
+    from pipelines.local import Settings
+    from pipelines.run_record import RunRecord
+
+app = typer.Typer(
+    name="hpml",
+    help="Data to a chosen, registered, deployable model: an MLOps pipeline for high-performance ML.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+
+Home = Annotated[
+    Path, typer.Option("--home", envvar="HPML_HOME", help="The workspace: store, runs, MLflow database.")
+]
+Run = Annotated[str, typer.Option("--run", help="A run's id.")]
+RunArgument = Annotated[str, typer.Argument(metavar="[RUN]", help="A run's id.")]
+Format = Annotated[Literal["table", "json"], typer.Option("--output", "-o", help="What stdout gets.")]
+RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe's YAML file.")]
+Set = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as train.epochs=3."),
+]
+
+_HOME = Path("runs")
+
+# typer raises click's UsageError, its own copy of click's since 0.26; BadParameter is the public door to it.
+_WrongUsage: Any = typer.BadParameter.__bases__[0]
+
+
+@app.callback()
+def _options(
+    debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+) -> None:
+    """Options of every command; `main` reads --debug."""
+
+
+# ------------------------------------------------------------------------------------------------------- run
+
+
+@app.command()
+def run(
+    recipe: RecipeFile,
+    overrides: Set = None,
+    home: Home = _HOME,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Say what would run, and why.")] = False,
+    only: Annotated[str, typer.Option(metavar="STEP", help="Run this step and what it needs.")] = "",
+    force: Annotated[
+        list[str] | None, typer.Option(metavar="STEP", help="Run this step although it is cached.")
+    ] = None,
+    max_parallel: Annotated[
+        int | None, typer.Option(min=1, help="Steps at once; by default as many as there are CPUs.")
+    ] = None,
+    tracking: Annotated[bool, typer.Option(help="Record the run in MLflow.")] = True,
+    output: Format = "table",
+) -> None:
+    """Run a recipe: data to a chosen, registered, deployable model."""
+    from pipelines import console, graph, plan, results, run_record
+    from pipelines import recipe as recipes
+    from pipelines.local import LocalRun, check_machine, forecast
+
+    loaded = recipes.load(recipe, tuple(overrides or ()))
+    steps = plan.trace(graph.graph, loaded.recipe)
+    if only:
+        steps = steps.needed_for(only)
+    for step in force or ():
+        steps.needed_for(step)
+    settings = _settings(home, loaded, force=force, max_parallel=max_parallel, tracking=tracking)
+    recipes.check_targets(loaded.recipe)
+    check_machine(steps)
+    if dry_run:
+        _print_forecast(forecast(steps, settings), output)
+        return
+
+    record = run_record.start(home, loaded.recipe.name, str(loaded.file), steps)
+    results.store_recipe(home, record, loaded)
+    with console.watcher() as watcher:
+        record = LocalRun(steps, record, settings, watcher).execute()
+    results.show(home, record, output)
+    _end_of_run(record, recipe)
+
+
+def _settings(
+    home: Path, loaded: Any, *, force: list[str] | None, max_parallel: int | None, tracking: bool
+) -> Settings:
+    from pipelines.local import Settings
+
+    home = home.resolve()
+    registry = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home}/mlflow.db"
+    return Settings(
+        home=home,
+        import_paths=loaded.import_paths,
+        max_parallel=max_parallel,
+        force=frozenset(force or ()),
+        tracking_uri=registry if tracking else "",
+        registry_uri=registry,
+    )
+
+
+def _print_forecast(forecasts: list[Any], output: str) -> None:
+    import dataclasses
+
+    from pipelines import console
+
+    if output == "json":
+        _print_json([dataclasses.asdict(item) for item in forecasts])
+    else:
+        rows = [(item.step, item.outcome, "; ".join(item.reasons[:3])) for item in forecasts]
+        console.print_table(("step", "outcome", "why"), rows)
+
+
+def _end_of_run(record: RunRecord, recipe: Path) -> None:
+    """Raise the first failure with its exit code; say how an interrupted run is resumed."""
+    from components.contract import ExitCode
+    from pipelines.local import first_failure
+
+    failure = first_failure(record)
+    if failure:
+        name, step = failure
+        error = StageFailed(f"step {name} failed", why=step.error, fix=f"its log: hpml logs {name}")
+        error.exit_code = ExitCode(step.exit_code)
+        raise error
+    if record.status == "interrupted":
+        print(f"interrupted; resume with: hpml run {recipe}", file=sys.stderr)
+        raise SystemExit(record.exit_code)
+
+
+# ---------------------------------------------------------------------------------------- looking at a run
+
+
+@app.command()
+def status(
+    run: RunArgument = "latest",
+    home: Home = _HOME,
+    all_runs: Annotated[bool, typer.Option("--all", help="List the runs instead.")] = False,
+    output: Format = "table",
+) -> None:
+    """Show the steps of a run, or with --all the runs."""
+    from pipelines import run_record, status_tables
+
+    if all_runs:
+        status_tables.show_runs(run_record.list_runs(home), output)
+    else:
+        status_tables.show_steps(run_record.load(home, run), output)
+
+
+@app.command()
+def logs(
+    step: Annotated[str, typer.Argument(metavar="STEP")],
+    run: Run = "latest",
+    home: Home = _HOME,
+    traceback: Annotated[bool, typer.Option(help="Also the traceback of a failure.")] = False,
+) -> None:
+    """Print the log of a step."""
+    from pipelines import run_record
+    from pipelines.local import EventTail
+
+    record = run_record.load(home, run)
+    if step not in record.steps:
+        raise UsageError(f"run {record.id} has no step {step!r}", why=f"it has {', '.join(record.steps)}")
+    folder = home / record.id / "logs"
+    log = folder / f"{step}.log"
+    if not log.exists():
+        state = record.steps[step].status
+        raise UsageError(f"step {step} has no log in run {record.id}", why=f"it is {state} there")
+    sys.stdout.write(log.read_text(errors="replace"))
+    if traceback:
+        tail = EventTail(folder / f"{step}.events.jsonl")
+        tail.read()
+        if tail.failure:
+            sys.stdout.write(str(tail.failure["traceback"]))
+
+
+@app.command()
+def report(run: RunArgument = "latest", home: Home = _HOME, output: Format = "table") -> None:
+    """Print the variants of a run, which was chosen and why, and where the report and the bundle are."""
+    from pipelines import results, run_record
+
+    record = run_record.load(home, run)
+    if not results.show(home, record, output):
+        raise UsageError(f"run {record.id} has no measurements", why=f"it is {record.status}")
+
+
+@app.command()
+def explain(
+    step: Annotated[str, typer.Argument(metavar="STEP")],
+    run: Run = "latest",
+    home: Home = _HOME,
+    output: Format = "table",
+) -> None:
+    """Say why a step was taken from the store or had to be run."""
+    from pipelines import run_record
+
+    record = run_record.load(home, run)
+    if step not in record.steps:
+        raise UsageError(f"run {record.id} has no step {step!r}", why=f"it has {', '.join(record.steps)}")
+    known = record.steps[step]
+    if output == "json":
+        _print_json({"step": step, "status": known.status, "key": known.key, "reasons": known.reasons})
+    elif known.status == "cached":
+        print(f"{step} was taken from the store: nothing it depends on has changed (key {known.key[:12]})")
+    elif not known.key:
+        print(f"{step} was not looked up: it is {known.status}")
+    else:
+        print(f"{step} had to be run:")
+        for reason in known.reasons:
+            print(f"  {reason}")
+
+
+# -------------------------------------------------------------------------------------------------- the rest
+
+
+@app.command()
+def doctor(output: Format = "table") -> None:
+    """Say what is here and what to install: Python, torch, GPUs, container engine, cluster."""
+    from pipelines import doctor as examination
+
+    examination.show(examination.examine(), output)
+
+
+@app.command()
+def schema() -> None:
+    """Print the JSON Schema of a recipe, for editors."""
+    from pipelines.recipe import Recipe
+
+    _print_json(Recipe.model_json_schema())
+
+
+@app.command()
+def gc(
+    home: Home = _HOME,
+    keep_runs: Annotated[int, typer.Option(min=0, help="Keep what the newest N runs made.")] = 10,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+) -> None:
+    """Remove stored artifacts that none of the newest runs made, and what crashed runs left behind."""
+    from pipelines import run_record
+    from pipelines.store import Store
+
+    runs = run_record.list_runs(home)[:keep_runs]
+    kept = {step.digest for record in runs for step in record.steps.values() if step.digest}
+    count, freed_bytes = Store(home).collect(kept, dry_run=dry_run)
+    verb = "would remove" if dry_run else "removed"
+    print(f"{verb} {count} artifacts, {freed_bytes / 1e6:.1f} MB; kept those of {len(runs)} runs")
+
+
+@app.command()
+def init(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="The new recipe.")],
+    data: Annotated[str, typer.Option(help="mnist5k, digits, or a folder, archive or .npz of yours.")] = "",
+    model: Annotated[str, typer.Option(help="cnn, resnet18, vit, or package.module:callable.")] = "",
+    max_accuracy_drop: Annotated[
+        float | None, typer.Option(help="Accuracy you would give for speed; 0.01 is one point.")
+    ] = None,
+) -> None:
+    """Write a new recipe from three answers."""
+    from pipelines import init as initialisation
+
+    initialisation.write(file, *initialisation.ask(data, model, max_accuracy_drop))
+    print(file)
+
+
+def _print_json(value: Any) -> None:
+    import json
+
+    print(json.dumps(value, indent=2))
+
+
+def main(arguments: list[str] | None = None) -> None:
+    """Run the command; every failure is one line on stderr and an exit code of components.contract."""
+    given = sys.argv[1:] if arguments is None else arguments
+    with explained(debug="--debug" in given):
+        try:
+            status = app(args=given, prog_name="hpml", standalone_mode=False)
+        except _WrongUsage as error:
+            command = error.ctx.command_path if error.ctx else "hpml"
+            raise UsageError(error.format_message(), fix=f"see {command} --help") from None
+        except typer.Abort:
+            raise KeyboardInterrupt from None
+        if isinstance(status, int) and status:
+            raise SystemExit(status)
+
+
+if __name__ == "__main__":
+    main()

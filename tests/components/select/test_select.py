@@ -1,0 +1,191 @@
+"""select writes the chosen engine itself, or refuses and says what is missing."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.artifacts import (
+    Artifact,
+    EngineFigures,
+    EngineSpec,
+    InputSpec,
+    Interval,
+    Lineage,
+    MeasurementsSpec,
+    open_artifact,
+    seal_artifact,
+)
+from components.contract import ExitCode, GateFailed, StageFailed
+from components.goals import DecisionRecord, Goals
+from components.select import stage as select
+
+LINEAGE = Lineage(
+    stage="fixture",
+    code_digest="",
+    config=None,
+    parents={},
+    libraries={},
+    started_at_s=0.0,
+    seconds=0.0,
+    peak_rss_bytes=0,
+)
+
+
+def engine(place: Path, content: bytes) -> Artifact[EngineSpec]:
+    (place / "nested").mkdir(parents=True)
+    (place / "model.onnx").write_bytes(content)
+    (place / "nested" / "weights.data").write_bytes(content)
+    spec = EngineSpec(
+        target={"target": "onnx"},
+        status="built",
+        file="model.onnx",
+        precision="fp32",
+        methods=(),
+        input=InputSpec(shape_chw=(1, 8, 8), mean=(0.5,), std=(0.5,)),
+        class_names=("a", "b"),
+        size_bytes=2 * len(content),
+    )
+    seal_artifact(place, spec=spec, metrics={}, lineage=LINEAGE)
+    return open_artifact(place, kind="engine")
+
+
+def figures(size_bytes: int, p50: float, accuracy: float) -> EngineFigures:
+    latency = Interval(value=p50, low=0.95 * p50, high=1.05 * p50)
+    return EngineFigures(
+        status="measured",
+        target="onnx",
+        precision="fp32",
+        methods=(),
+        size_bytes=size_bytes,
+        parameters=10,
+        macs=10,
+        accuracy_top1=Interval(value=accuracy, low=accuracy, high=accuracy),
+        latency_ms_p50=latency,
+        latency_ms_p90=latency,
+        latency_ms_p99=latency,
+        speedup_vs_reference=Interval(value=5 / p50, low=5 / p50, high=5 / p50),
+    )
+
+
+def measured(
+    place: Path, engines: dict[str, Artifact[EngineSpec]], **of: EngineFigures
+) -> Artifact[MeasurementsSpec]:
+    place.mkdir()
+    spec = MeasurementsSpec(
+        reference="eager",
+        best_fp32="eager",
+        engines=of,
+        rounds=1,
+        requests_per_round=1,
+        threads=1,
+        seed=0,
+        environment={},
+    )
+    parents = {f"engines/{name}": artifact.digest for name, artifact in engines.items()}
+    seal_artifact(place, spec=spec, metrics={}, lineage=LINEAGE.model_copy(update={"parents": parents}))
+    return open_artifact(place, kind="measurements")
+
+
+@pytest.fixture
+def engines(tmp_path: Path) -> dict[str, Artifact[EngineSpec]]:
+    return {name: engine(tmp_path / name, name.encode()) for name in ("eager", "fp32", "int8")}
+
+
+@pytest.fixture
+def measurements(tmp_path: Path, engines: dict[str, Artifact[EngineSpec]]) -> Artifact[MeasurementsSpec]:
+    return measured(
+        tmp_path / "measured",
+        engines,
+        eager=figures(40, 5.0, 0.97),
+        fp32=figures(30, 2.0, 0.97),
+        int8=figures(10, 1.0, 0.962),
+    )
+
+
+def test_the_output_is_the_chosen_engine_and_the_reasons(
+    run_stage: Callable[..., Artifact[Any]],
+    engines: dict[str, Artifact[EngineSpec]],
+    measurements: Artifact[MeasurementsSpec],
+) -> None:
+    chosen = run_stage(select.run, Goals(), measured=measurements, engines=engines)
+    assert chosen.spec == engines["int8"].spec
+    assert set(chosen.manifest.files) == {*engines["int8"].manifest.files, "decision.json"}
+    for name, entry in engines["int8"].manifest.files.items():
+        assert chosen.manifest.files[name] == entry
+
+    record = DecisionRecord.model_validate_json(chosen.file("decision.json").read_text())
+    assert record.chosen == "int8" and record.engine_digest == engines["int8"].digest
+    assert record.measurements_digest == measurements.digest
+    assert record.goals == Goals()
+    assert record.figures == measurements.spec.engines["int8"]
+    assert record.reference_figures == measurements.spec.engines["eager"]
+    assert record.verdicts["fp32"].outcome == "qualified"
+    assert chosen.manifest.metrics == {
+        "latency_ms_p50": 1.0,
+        "latency_ms_p50_low": 0.95,
+        "latency_ms_p50_high": 1.05,
+        "size_bytes": 10.0,
+        "qualified_engines": 2.0,
+        "accuracy_top1": 0.962,
+        "accuracy_drop": pytest.approx(0.008),
+        "speedup_vs_reference": 5.0,
+    }
+
+
+def test_refuses_naming_the_nearest_and_what_it_misses(
+    run_stage: Callable[..., Artifact[Any]],
+    engines: dict[str, Artifact[EngineSpec]],
+    measurements: Artifact[MeasurementsSpec],
+    tmp_path: Path,
+) -> None:
+    before = set(tmp_path.iterdir())
+    with pytest.raises(GateFailed) as refused:
+        run_stage(select.run, Goals(max_latency_ms_p99=0.8), measured=measurements, engines=engines)
+    assert refused.value.exit_code == ExitCode.GATE_FAILED
+    assert "the nearest is int8: latency p99 1.00 ms, allowed 0.80" in str(refused.value)
+    assert "\n" not in str(refused.value)
+    assert not [path for path in set(tmp_path.iterdir()) - before if not path.name.endswith(".scratch")]
+
+
+def test_says_why_nothing_was_built(
+    run_stage: Callable[..., Artifact[Any]], engines: dict[str, Artifact[EngineSpec]], tmp_path: Path
+) -> None:
+    absent = figures(0, 1.0, 0.9).model_copy(
+        update={"status": "not built", "reason": "no GPU", "accuracy_top1": None}
+    )
+    spec = measured(tmp_path / "none", engines, eager=figures(40, 5.0, 0.97), int8=absent)
+    with pytest.raises(GateFailed, match=r"no engine was built -> see why .*int8: no GPU"):
+        run_stage(select.run, Goals(), measured=spec, engines=engines)
+
+
+def test_refuses_figures_of_other_engines(
+    run_stage: Callable[..., Artifact[Any]],
+    engines: dict[str, Artifact[EngineSpec]],
+    measurements: Artifact[MeasurementsSpec],
+    tmp_path: Path,
+) -> None:
+    others = engines | {"int8": engine(tmp_path / "retrained", b"other weights")}
+    with pytest.raises(StageFailed, match="figures of 'int8' were taken of another engine"):
+        run_stage(select.run, Goals(), measured=measurements, engines=others)
+    del others["int8"]
+    with pytest.raises(StageFailed, match="'int8' was measured but is not given"):
+        run_stage(select.run, Goals(), measured=measurements, engines=others)
+
+
+def test_the_decision_is_plain_json(
+    run_stage: Callable[..., Artifact[Any]],
+    engines: dict[str, Artifact[EngineSpec]],
+    measurements: Artifact[MeasurementsSpec],
+) -> None:
+    chosen = run_stage(select.run, Goals(), measured=measurements, engines=engines)
+    fields = json.loads(chosen.file("decision.json").read_text())
+    assert fields["verdicts"]["eager"] == {
+        "outcome": "reference",
+        "reason": "what the others are compared with, not a candidate",
+        "shortfall": 0.0,
+    }

@@ -1,0 +1,74 @@
+"""Stages that do almost nothing, or go wrong in every way there is: for the tests of the executor."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from typing import Literal
+
+from components.artifacts import Artifact
+from components.contract import Config, GateFailed, Output, Result, StageFailed
+
+
+class NumberSpec(Config):
+    kind: Literal["report"] = "report"  # any kind that artifacts.SPECS knows
+    title: str
+
+
+class Number(Config):
+    value: int = 0
+    failure: str = ""
+    nap_s: float = 0.0
+    tag: str = ""
+
+    @property
+    def label(self) -> str:
+        return self.tag
+
+
+def _fail(kind: str) -> None:
+    match kind:
+        case "segfault":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        case "exit":
+            os._exit(7)
+        case "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "bug":
+            raise ZeroDivisionError("of a bug")
+        case "stage":
+            raise StageFailed("it broke", why="a reason", fix="a remedy")
+        case "gate":
+            raise GateFailed("too slow")
+        case "disk":
+            raise OSError(28, "No space left on device")
+        case "orphan":
+            subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
+
+
+def start(config: Number, *, out: Output) -> Result[NumberSpec]:
+    """Deliver a number."""
+    _fail(config.failure)
+    time.sleep(config.nap_s)
+    (out.path / "number").write_text(str(config.value))
+    out.metric("value", config.value, index=1)
+    return Result(
+        NumberSpec(title=str(config.value)),
+        {"value": config.value},
+        rejected="no good" if config.failure == "rejected" else "",
+    )
+
+
+def add(
+    config: Number, *, first: Artifact[NumberSpec], others: dict[str, Artifact[NumberSpec]], out: Output
+) -> Result[NumberSpec]:
+    """Deliver the sum of numbers and of the config's."""
+    _fail(config.failure)
+    time.sleep(config.nap_s)
+    numbers = [int(item.file("number").read_text()) for item in (first, *others.values())]
+    total = sum(numbers) + config.value
+    (out.path / "number").write_text(str(total))
+    return Result(NumberSpec(title=str(total)))

@@ -1,0 +1,216 @@
+"""The local executor, run for real on small stages: isolation, caching, resumption, interruption."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from conftest import HERE, Listener, plan_of
+from noop_stages import Number
+
+from components.contract import ExitCode
+from pipelines.local import Settings, first_failure, forecast
+from pipelines.run_record import RunRecord
+from pipelines.store import Store
+
+Run = Callable[..., RunRecord]
+
+
+def statuses(record: RunRecord) -> dict[str, str]:
+    return {re.sub("^(start|add)-", "", name)[-1]: step.status for name, step in record.steps.items()}
+
+
+def total(home: Path, record: RunRecord) -> str:
+    *_, last = record.steps.values()
+    return Store(home).open(last.digest).file("number").read_text()
+
+
+def test_the_steps_compute_what_they_should(run_five: Run, home: Path) -> None:
+    record = run_five(a=Number(value=1), d=Number(value=10))
+    assert set(statuses(record).values()) == {"done"}
+    assert total(home, record) == "13"
+    assert record.status == "done"
+    assert json.loads((home / "latest" / "run.json").read_text())["id"] == record.id
+
+
+def test_a_second_run_takes_everything_from_the_store(run_five: Run, home: Path) -> None:
+    first = run_five(a=Number(value=1))
+    second = run_five(a=Number(value=1))
+    assert set(statuses(second).values()) == {"cached"}
+    assert [step.digest for step in first.steps.values()] == [step.digest for step in second.steps.values()]
+
+
+def test_a_change_runs_only_what_depends_on_it(run_five: Run) -> None:
+    run_five()
+    record = run_five(d=Number(value=5))
+    assert statuses(record) == {"a": "cached", "b": "cached", "c": "cached", "d": "done", "e": "done"}
+    changed = next(step for name, step in record.steps.items() if name.endswith("d"))
+    assert changed.reasons == ("config: value changed: 0 -> 5",)
+
+
+def test_a_step_that_writes_the_same_bytes_spares_those_after_it(run_five: Run) -> None:
+    run_five(b=Number(nap_s=0.01))
+    record = run_five(b=Number(nap_s=0.02))
+    assert statuses(record) == {"a": "cached", "b": "done", "c": "cached", "d": "cached", "e": "cached"}
+
+
+def test_force_runs_a_cached_step(run_five: Run) -> None:
+    first = run_five()
+    name = next(name for name in first.steps if name.endswith("c"))
+    record = run_five(force=frozenset({name}))
+    assert statuses(record) == {"a": "cached", "b": "cached", "c": "done", "d": "cached", "e": "cached"}
+
+
+@pytest.mark.parametrize(
+    ("failure", "code", "message"),
+    [
+        ("segfault", ExitCode.STAGE_FAILED, "killed by SIGSEGV"),
+        ("exit", ExitCode.STAGE_FAILED, "ended with status 7 without saying why"),
+        ("killed", ExitCode.STAGE_FAILED, "killed by SIGKILL"),
+        ("bug", ExitCode.STAGE_FAILED, "ZeroDivisionError: of a bug"),
+        ("stage", ExitCode.STAGE_FAILED, "it broke: a reason -> a remedy"),
+        ("gate", ExitCode.GATE_FAILED, "too slow"),
+        ("disk", ExitCode.STAGE_FAILED, "the disk is full"),
+    ],
+)
+def test_a_step_that_dies_ends_alone_with_its_cause(
+    run_five: Run, failure: str, code: ExitCode, message: str
+) -> None:
+    record = run_five(b=Number(failure=failure))
+    assert statuses(record) == {"a": "done", "b": "failed", "c": "done", "d": "blocked", "e": "blocked"}
+    found = first_failure(record)
+    assert found is not None
+    assert found[1].exit_code == code
+    assert message in found[1].error
+    assert record.exit_code == code
+
+
+def test_a_failed_run_resumes_from_what_is_done(run_five: Run) -> None:
+    run_five(d=Number(failure="segfault"))
+    record = run_five(d=Number(value=2))
+    assert statuses(record) == {"a": "cached", "b": "cached", "c": "cached", "d": "done", "e": "done"}
+
+
+def test_what_a_gate_rejects_is_kept_and_never_read(run_five: Run, home: Path) -> None:
+    record = run_five(a=Number(failure="rejected"))
+    assert statuses(record)["a"] == "failed"
+    kept = list((home / record.id / "rejected").iterdir())
+    assert json.loads((kept[0] / "manifest.json").read_text())["rejected"] == "no good"
+    assert statuses(run_five(a=Number(failure="rejected")))["a"] == "failed"
+
+
+def test_what_a_step_started_ends_with_it(run_five: Run) -> None:
+    record = run_five(a=Number(failure="orphan"))
+    assert statuses(record)["a"] == "done"
+    listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
+    assert "time.sleep(600)" not in listing
+
+
+def test_a_damaged_object_is_made_again(run_five: Run, home: Path) -> None:
+    first = run_five(a=Number(value=4))
+    digest = next(iter(first.steps.values())).digest
+    (Store(home).object_path(digest) / "number").unlink()
+    record = run_five(a=Number(value=4))
+    assert statuses(record)["a"] == "done"
+    assert Store(home).open(digest).file("number").read_text() == "4"
+
+
+def test_independent_steps_run_side_by_side(run_five: Run) -> None:
+    listener = Listener()
+    run_five(listener, b=Number(nap_s=0.5), c=Number(nap_s=0.5))
+    started = [name for name, status in listener.changes if status == "running"]
+    ended = [name for name, status in listener.changes if status == "done"]
+    if len(os.sched_getaffinity(0)) > 1:
+        assert listener.changes.index((started[2], "running")) < listener.changes.index((ended[1], "done"))
+
+
+def test_forecast_runs_nothing_and_says_why(run_five: Run, home: Path) -> None:
+    run_five()
+    settings = Settings(home=home, import_paths=(HERE,))
+    before = sorted((home / ".store" / "objects").iterdir())
+    outcomes = {item.step[-1]: item for item in forecast(plan_of(d=Number(value=9)), settings)}
+    assert outcomes["c"].outcome == "cached"
+    assert outcomes["d"].outcome == "would run"
+    assert outcomes["d"].reasons == ("config: value changed: 0 -> 9",)
+    assert outcomes["e"].outcome == "depends"
+    assert sorted((home / ".store" / "objects").iterdir()) == before
+
+
+_DRIVER = """
+import sys
+sys.path.append({here!r})
+from conftest import Listener, plan_of, HERE
+from noop_stages import Number
+from pathlib import Path
+from pipelines import run_record
+from pipelines.local import LocalRun, Settings
+plan = plan_of(b=Number(nap_s={nap}), c=Number(nap_s={nap}))
+record = run_record.start(Path({home!r}), "five", "", plan)
+print("started", flush=True)
+record = LocalRun(plan, record, Settings(home=Path({home!r}), import_paths=(HERE,)), Listener()).execute()
+print([step.status for step in record.steps.values()], flush=True)
+sys.exit(record.exit_code)
+"""
+
+
+def drive(home: Path, nap_s: float) -> subprocess.Popen[str]:
+    code = _DRIVER.format(here=HERE, home=str(home), nap=nap_s)
+    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+
+
+def wait_for_step(home: Path) -> list[int]:
+    """The processes of the fork server and its jobs, once a step naps."""
+    deadline = time.monotonic() + 30
+    while time.monotonic() < deadline:
+        for file in home.glob("five-*/run.json"):
+            states = [step["status"] for step in json.loads(file.read_text())["steps"].values()]
+            if states[0] == "done" and "running" in states:
+                return fork_server_processes()
+        time.sleep(0.05)
+    raise AssertionError("no step came to run")
+
+
+def fork_server_processes() -> list[int]:
+    listing = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
+    return [int(line.split()[0]) for line in listing.splitlines() if "pipelines.forkserver" in line]
+
+
+def gone(pids: list[int], within_s: float = 20) -> bool:
+    deadline = time.monotonic() + within_s
+    while time.monotonic() < deadline:
+        if not any(Path(f"/proc/{pid}").exists() for pid in pids):
+            return True
+        time.sleep(0.05)
+    return False
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143), (signal.SIGKILL, -9)]
+)
+def test_however_a_run_is_stopped_nothing_is_left_and_it_resumes(
+    home: Path, run_five: Run, number: signal.Signals, code: int
+) -> None:
+    process = drive(home, nap_s=60)
+    pids = wait_for_step(home)
+    process.send_signal(number)
+    assert process.wait(timeout=30) == code
+    assert gone(pids)
+    record = run_five()
+    assert statuses(record)["a"] == "cached"
+    assert set(statuses(record).values()) <= {"cached", "done"}
+
+
+def test_two_runs_at_once_compute_a_step_once(home: Path) -> None:
+    processes = [drive(home, nap_s=0.7) for _ in range(2)]
+    outputs = [process.communicate(timeout=60)[0] for process in processes]
+    assert [process.returncode for process in processes] == [0, 0]
+    done = "".join(outputs).count("'done'")
+    assert done == 5

@@ -1,0 +1,148 @@
+"""Recipes: what is taken, and what a user is told about what is not."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+import yaml
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.contract import ConfigInvalid
+from pipelines import recipe
+
+RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.yaml"))
+
+
+def write(folder: Path, text: str) -> Path:
+    file = folder / "mine.yaml"
+    file.write_text(text)
+    return file
+
+
+def refusal(folder: Path, text: str, *overrides: str) -> str:
+    with pytest.raises(ConfigInvalid) as caught:
+        recipe.load(write(folder, text), overrides)
+    message = str(caught.value)
+    assert "\n" not in message
+    return message
+
+
+@pytest.mark.parametrize("file", RECIPES, ids=lambda file: file.name)
+def test_the_recipes_we_ship_are_valid_and_resolve_to_themselves(file: Path, tmp_path: Path) -> None:
+    loaded = recipe.load(file).recipe
+    again = recipe.load(write(tmp_path, recipe.to_yaml(loaded))).recipe
+    assert again == loaded
+
+
+def test_three_lines_suffice(tmp_path: Path) -> None:
+    text = "data: digits\ntrain: {model: cnn}\ngoals: {max_accuracy_drop: 0.02}\n"
+    loaded = recipe.load(write(tmp_path, text)).recipe
+    assert loaded.name == "mine" == loaded.registry.model_name
+    assert list(loaded.variants) == ["fp32", "int8"]
+    assert [target.label for target in loaded.targets] == ["onnx"]
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("data: digits\ntrane: {}", "trane: no such key, did you mean 'train'?"),
+        ("data: digits\ntrain: {epoch: 3}", "train.epoch: no such key, did you mean 'epochs'?"),
+        ("data: digits\ntrain: {epochs: many}", "train.epochs: input should be a valid integer"),
+        ("data: digits\ntrain: {epochs: 0}", "train.epochs: input should be greater than or equal to 1"),
+        ("data: digit", "'digit' is unknown, allowed: mnist5k, digits"),
+        ("data: digits\ntrain: {model: resnet81}", "did you mean 'resnet18'?"),
+        ("data: digits\nvariants: {a: [qantize]}", "did you mean 'quantize'?"),
+        ("data: digits\ntargets: [onix]", "did you mean 'onnx'?"),
+        ("data: digits\ntargets: []", "targets:"),
+        ("data: digits\ngoals: {max_accuracy_drop: .nan}", "goals.max_accuracy_drop"),
+        ("train: {}", "data: field required"),
+        ("", "it holds no keys"),
+        ("- data", "it holds no keys"),
+        ("data: [", "is not YAML"),
+        ("data: digits\ndata: mnist5k", "the key 'data' stands twice"),
+        ("data: !!python/object/apply:os.system ['true']", "is not YAML"),
+        ("data: digits\nvariants: {'../a': []}", "variants.../a"),
+    ],
+)
+def test_what_is_wrong_is_named(tmp_path: Path, text: str, said: str) -> None:
+    assert said in refusal(tmp_path, text)
+
+
+def test_a_missing_recipe_says_how_to_get_one(tmp_path: Path) -> None:
+    with pytest.raises(ConfigInvalid, match=r"cannot read the recipe .*hpml init"):
+        recipe.load(tmp_path / "absent.yaml")
+
+
+def test_set_reaches_below_shorthands_and_defaults(tmp_path: Path) -> None:
+    file = write(tmp_path, "data: mnist5k\ntrain: {model: resnet18}\n")
+    overrides = (
+        "train.epochs=3",
+        "train.model.arguments.width=16",
+        "data.image_size=28",
+        "targets.0.target=onnx",
+    )
+    loaded = recipe.load(file, overrides).recipe
+    assert loaded.train.epochs == 3
+    assert loaded.train.model.arguments == {"width": 16}
+    assert loaded.data.image_size == 28
+
+
+def test_set_can_mend_what_is_missing(tmp_path: Path) -> None:
+    assert recipe.load(write(tmp_path, "train: {}"), ("data=digits",)).recipe.data.source == "digits"
+
+
+@pytest.mark.parametrize(
+    ("override", "said"),
+    [
+        ("train.epochs", "is not KEY=VALUE"),
+        ("train.epoch=3", "did you mean 'epochs'?"),
+        ("targets.7=onnx", "not an index below 1"),
+        ("train.epochs.x=3", "nothing to set below 'x'"),
+        ("train.epochs=[", "--set"),
+    ],
+)
+def test_a_wrong_set_is_named(tmp_path: Path, override: str, said: str) -> None:
+    assert said in refusal(tmp_path, "data: digits", override)
+
+
+def test_paths_are_relative_to_the_recipe(tmp_path: Path) -> None:
+    file = write(tmp_path, "data: {source: folder, path: photos}")
+    assert recipe.load(file).recipe.data.path == tmp_path / "photos"  # type: ignore[attr-defined]
+
+
+def test_targets_that_cannot_be_built_here_are_refused_when_there_is_no_other(tmp_path: Path) -> None:
+    from components import hardware
+
+    if hardware.gpu_names():
+        pytest.skip("this machine has a GPU")
+    only = recipe.load(write(tmp_path, "data: digits\ntargets: [tensorrt]")).recipe
+    with pytest.raises(ConfigInvalid, match="none of the recipe's targets"):
+        recipe.check_targets(only)
+    both = recipe.load(write(tmp_path, "data: digits\ntargets: [tensorrt, onnx]")).recipe
+    recipe.check_targets(both)
+
+
+def test_the_schema_lets_editors_check_our_recipes() -> None:
+    schema = recipe.Recipe.model_json_schema()
+    assert json.loads(json.dumps(schema)) == schema
+    assert {"data", "train", "variants", "targets", "goals"} <= set(schema["properties"])
+
+
+@given(
+    st.recursive(
+        st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+        lambda inner: st.lists(inner, max_size=3) | st.dictionaries(st.text(), inner, max_size=3),
+        max_leaves=10,
+    )
+)
+def test_any_yaml_is_taken_or_refused_in_one_line(
+    tmp_path_factory: pytest.TempPathFactory, value: object
+) -> None:
+    file = write(tmp_path_factory.mktemp("recipe"), yaml.safe_dump({"data": "digits", "train": value}))
+    try:
+        recipe.load(file)
+    except ConfigInvalid as error:
+        assert "\n" not in str(error)
