@@ -31,9 +31,9 @@ $(VENV)/.ready: pyproject.toml requirements.lock
 	@$(PYTHON) -m venv $(VENV) \
 	  || { echo "error: no virtual environment -> apt install python3-venv" >&2; exit 2; }
 	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.8'
-	$(UV) pip install --quiet --python $(BIN)/python --no-deps --require-hashes -r requirements.lock
-	$(UV) pip install --quiet --python $(BIN)/python $(TORCH_FROM) 'torch>=2.8'
-	$(UV) pip install --quiet --python $(BIN)/python --no-deps --editable .
+	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --no-deps --require-hashes -r requirements.lock
+	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python $(TORCH_FROM) 'torch>=2.8'
+	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --no-deps --editable .
 	@touch $@
 
 run: setup ## run the quickstart, or RECIPE=recipes/resnet18.yaml

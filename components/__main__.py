@@ -7,7 +7,6 @@ same job in a forked process.
 from __future__ import annotations
 
 import argparse
-import errno
 import importlib
 import json
 import os
@@ -16,9 +15,7 @@ import shutil
 import signal
 import sys
 import time
-import traceback
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
@@ -32,20 +29,8 @@ from components.artifacts import (
     publish,
     seal_artifact,
 )
-from components.contract import (
-    ConfigInvalid,
-    Events,
-    ExitCode,
-    GateFailed,
-    HpmlError,
-    Output,
-    Result,
-    StageFailed,
-    Terminated,
-    UsageError,
-    signature,
-    validate,
-)
+from components.contract import Events, Output, Result, signature, validate
+from components.errors import ConfigInvalid, GateFailed, Terminated, UsageError, explained
 
 STAGES = ("prepare", "train", "compress", "export", "benchmark", "report", "select", "register", "deploy")
 
@@ -145,7 +130,7 @@ def _add_import_paths(paths: Iterable[str]) -> None:
 def run_job(**fields: Any) -> None:
     """`execute` in a process of its own: a failure becomes a line on stderr, an event, and a status."""
     job = Job(**fields)
-    with explained(events=Events(Path(job.events))):
+    with explained(record=Events(Path(job.events)).write):
         stop_on_sigterm()
         execute(job)
 
@@ -161,57 +146,6 @@ def peak_rss_bytes() -> int:
     """The largest resident set of this process or of one of its finished children, in bytes."""
     kib = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
     return kib * 1024
-
-
-@contextmanager
-def explained(*, debug: bool = False, events: Events | None = None) -> Iterator[None]:
-    """Turn whatever goes wrong inside into one line on stderr and the right exit status.
-
-    The line, and the traceback of what was not addressed to the user, also go to `events`.
-    """
-    try:
-        yield
-    except KeyboardInterrupt:
-        _leave(HpmlError("interrupted"), ExitCode.INTERRUPTED, debug, events)
-    except HpmlError as error:
-        _leave(error, error.exit_code, debug, events)
-    except OSError as error:
-        named = _explain_os_error(error)
-        _leave(named, named.exit_code, debug, events)
-    except MemoryError:
-        _leave(
-            StageFailed("out of memory", fix="use a smaller batch or a machine with more memory"),
-            ExitCode.STAGE_FAILED,
-            debug,
-            events,
-        )
-    except Exception as error:
-        named = StageFailed(
-            f"{type(error).__name__}: {' '.join(str(error).split())[:500]}",
-            fix="not an error we foresaw; --debug shows the traceback",
-        )
-        _leave(named, named.exit_code, debug, events)
-
-
-def _explain_os_error(error: OSError) -> HpmlError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StageFailed(
-            "the disk is full",
-            why=str(error),
-            fix="free some space (hpml gc removes what no kept run needs) and run again",
-        )
-    return StageFailed(str(error) or type(error).__name__)
-
-
-def _leave(error: HpmlError, code: int, debug: bool, events: Events | None) -> NoReturn:
-    text = traceback.format_exc()
-    if events:
-        with suppress(OSError):  # the disk may be what failed
-            events.write("failed", message=str(error), exit_code=int(code), traceback=text)
-    if debug:
-        print(text, file=sys.stderr)
-    print(f"error: {error}", file=sys.stderr, flush=True)
-    raise SystemExit(int(code))
 
 
 def stop_on_sigterm() -> None:

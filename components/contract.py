@@ -1,4 +1,4 @@
-"""What every stage agrees on: typed configs, the shape of `run`, errors with exit codes.
+"""What every stage agrees on: typed configs, the shape of `run`, and (from components.errors) its errors.
 
 A stage is a function
 
@@ -17,75 +17,19 @@ import time
 import typing
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from enum import IntEnum
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
 
-
-class ExitCode(IntEnum):
-    """What the process exit status of the command and of every container means."""
-
-    DONE = 0
-    USAGE = 2
-    CONFIG_INVALID = 3
-    STAGE_FAILED = 4
-    GATE_FAILED = 5
-    UNAVAILABLE = 6
-    INTERRUPTED = 130
-    TERMINATED = 143
-
-
-class HpmlError(Exception):
-    """An error addressed to the user: what happened, why, and what to do about it, on one line."""
-
-    exit_code = ExitCode.STAGE_FAILED
-
-    def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
-        self.what, self.why, self.fix = what, why, fix
-        sentence = f"{what}: {why}" if why else what
-        super().__init__(_one_printable_line(f"{sentence} -> {fix}" if fix else sentence))
-
-
-def _one_printable_line(text: str) -> str:
-    """`text` without line breaks and without what could steer a terminal; names come from outside."""
-    flat = " ".join(text.split())
-    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in flat)
-
-
-class UsageError(HpmlError):
-    """The command line is wrong."""
-
-    exit_code = ExitCode.USAGE
-
-
-class ConfigInvalid(HpmlError):
-    """A recipe or a stage's config is wrong, or asks for what this machine does not have."""
-
-    exit_code = ExitCode.CONFIG_INVALID
-
-
-class StageFailed(HpmlError):
-    """A stage could not do its work: bad data, a crash, a full disk, a loss that became NaN."""
-
-
-class GateFailed(HpmlError):
-    """The work was done and is not good enough: accuracy, agreement, latency."""
-
-    exit_code = ExitCode.GATE_FAILED
-
-
-class Unavailable(HpmlError):
-    """Something outside that is needed does not answer: a cluster, a registry, a store."""
-
-    exit_code = ExitCode.UNAVAILABLE
-
-
-class Terminated(HpmlError):
-    """A stage was asked to stop (SIGTERM), saved what it had, and can be resumed."""
-
-    exit_code = ExitCode.TERMINATED
+from components.errors import ConfigInvalid as ConfigInvalid
+from components.errors import ExitCode as ExitCode
+from components.errors import GateFailed as GateFailed
+from components.errors import HpmlError as HpmlError
+from components.errors import StageFailed as StageFailed
+from components.errors import Terminated as Terminated
+from components.errors import Unavailable as Unavailable
+from components.errors import UsageError as UsageError
 
 
 class Config(BaseModel):
@@ -197,6 +141,7 @@ class Events:
     """
 
     def __init__(self, path: Path | None) -> None:
+        self.path = path
         self._file = path.open("a", buffering=1, encoding="utf-8") if path else None
 
     def write(self, kind: str, **fields: Any) -> None:

@@ -5,8 +5,6 @@ its own, sends them: one MLflow run for the pipeline's run, one nested run for e
 noted in a second file, so an outage delays events and loses none. Sending is repeated until it is
 acknowledged, and repeating changes nothing: MLflow runs are found again by their tags, parameters and tags
 are keyed, and a metric is the same point when its name, value, step and time are. So each arrives once.
-
-    python -m components.tracking OUTBOX TRACKING_URI      sends until the run has ended
 """
 
 from __future__ import annotations
@@ -23,19 +21,24 @@ import sys
 import threading
 import time
 import uuid
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 from components.artifacts import write_text_atomic
-from components.contract import Unavailable, UsageError, canonical_json
+from components.contract import Unavailable, canonical_json
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-Status = Literal["FINISHED", "FAILED", "KILLED"]
-
+_MLFLOW_STATUS = {
+    "done": "FINISHED",
+    "cached": "FINISHED",
+    "failed": "FAILED",
+    "blocked": "FAILED",
+    "interrupted": "KILLED",
+}
 _RUN_TAG, _STEP_TAG = "hpml.run", "hpml.step"
 _MAX_KEY, _MAX_PARAM, _MAX_TAG = 250, 6000, 8000  # characters that MLflow accepts
 _EVENTS_AT_ONCE = 100  # acknowledged together
@@ -97,7 +100,7 @@ class Outbox:
     """The events of one run, appended to a file. One process writes it; writing never waits for a server."""
 
     def __init__(self, path: Path) -> None:
-        self._path = path
+        self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         with path.open("r+b") as file:  # a line that a crash cut short is no event
@@ -125,23 +128,23 @@ class Outbox:
     def step_ended(
         self,
         step: str,
-        status: Status,
+        status: str,
         metrics: Mapping[str, float],
         seconds: float,
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        """The step `step` ended after `seconds` with its final `metrics`."""
-        self._write(
-            "ended", step, status=status, metrics={**metrics, "seconds": float(seconds)}, tags=_safe(tags)
-        )
+        """The step `step` ended after `seconds`; `status` is "done", "cached", "failed" or "interrupted"."""
+        figures = {**metrics, "seconds": float(seconds)}
+        self._write("ended", step, status=_MLFLOW_STATUS[status], metrics=figures, tags=_safe(tags))
 
-    def run_ended(self, status: Status, tags: Mapping[str, str] | None = None) -> None:
-        """The run ended; a sender stops once it has sent this."""
-        self._write("ended", "", status=status, tags=_safe(tags))
+    def run_ended(self, status: str, tags: Mapping[str, str] | None = None) -> None:
+        """The run ended, "done", "failed" or "interrupted". A sender stops once it has sent this."""
+        self._write("ended", "", status=_MLFLOW_STATUS[status], tags=_safe(tags))
 
     def _write(self, event: str, step: str, **fields: Any) -> None:
+        assert self._run, "run_started comes first"
         line = json.dumps({"event": event, **self._run, "step": step, "time_s": time.time(), **fields})
-        with self._path.open("ab", buffering=0) as file:
+        with self.path.open("ab", buffering=0) as file:
             file.write(line.encode() + b"\n")
 
 
@@ -243,6 +246,7 @@ def ensure_store(uri: str) -> None:
         return
     with store_lock(uri), reaching(uri):
         if path.exists():
+            _check_is_database(path)
             client(uri).search_experiments(max_results=1)
             _identify(path)
         elif not store_identity(uri):
@@ -253,6 +257,12 @@ def ensure_store(uri: str) -> None:
                 new.rename(path)
             finally:
                 new.unlink(missing_ok=True)
+
+
+def _check_is_database(path: Path) -> None:
+    """Raise sqlite3.Error at once for what MLflow would retry to open for minutes."""
+    with contextlib.closing(sqlite3.connect(path)) as database:
+        database.execute("SELECT count(*) FROM sqlite_master")
 
 
 def _identify(path: Path) -> None:
@@ -270,12 +280,22 @@ def reaching(uri: str) -> Iterator[None]:
     except Unavailable:
         raise
     except Exception as error:
-        cause = " ".join(without_credentials(str(error)).split())
+        cause = " ".join(without_credentials(str(_root_cause(error))).split())
         raise Unavailable(
-            f"the MLflow store at {without_credentials(uri)} does not answer",
-            why=_cut(f"{type(error).__name__}: {cause}", 300),
+            f"the MLflow store at {without_credentials(uri)} cannot be used",
+            why=_cut(cause or type(error).__name__, 300),
             fix="check MLFLOW_TRACKING_URI and that the server is up, then run again",
         ) from None
+
+
+def _root_cause(error: BaseException) -> BaseException:
+    """The failure of the socket or the database behind `error`; `error` itself if there is none."""
+    found, step = error, error.__cause__ or error.__context__
+    while step is not None:
+        if isinstance(step, OSError | sqlite3.Error):
+            found = step
+        step = step.__cause__ or step.__context__
+    return found
 
 
 def client(uri: str, *, timeout_s: int = 5, retries: int = 0) -> MlflowClient:
@@ -285,6 +305,7 @@ def client(uri: str, *, timeout_s: int = 5, retries: int = 0) -> MlflowClient:
     """
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(timeout_s))
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", str(retries))
+    os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
     from mlflow import MlflowClient
 
     for name in ("mlflow", "alembic", "urllib3"):  # what they log, we say in one line
@@ -293,7 +314,10 @@ def client(uri: str, *, timeout_s: int = 5, retries: int = 0) -> MlflowClient:
 
 
 def experiment_id(client: MlflowClient, uri: str, name: str) -> str:
-    """The id of the experiment `name`, made if it is not there; a local store keeps artifacts beside itself."""
+    """The id of the experiment `name`, made if it is not there. A local store keeps artifacts beside itself.
+
+    Raises Unavailable if it was deleted.
+    """
     from mlflow.exceptions import MlflowException
 
     found = client.get_experiment_by_name(name)
@@ -379,7 +403,7 @@ class _Update:
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     points: list[tuple[str, float, int, int]] = field(default_factory=list)  # name, value, time in ms, index
-    status: Status | Literal["RUNNING"] | None = None
+    status: str = ""  # as MLflow calls it; empty where the events say nothing of it
     until_ms: int | None = None
 
 
@@ -427,7 +451,7 @@ class _Sink:
         parts: list[dict[str, Any]] = [
             {"params": [Param(_key(k), _cut(v, _MAX_PARAM)) for k, v in update.params.items()]},
             {"tags": [RunTag(_key(k), _cut(v, _MAX_TAG)) for k, v in update.tags.items()]},
-            {"metrics": [Metric(_key(name), *point) for name, *point in update.points]},
+            {"metrics": [Metric(_key(name), value, ms, index) for name, value, ms, index in update.points]},
         ]
         refusals = []
         for part in parts:
@@ -482,50 +506,41 @@ class _Sink:
 # ---------------------------------------------------------------------------------------------------- sender
 
 
-def keep_sending(outbox: Path, tracking_uri: str, *, stop: threading.Event) -> Drained:
-    """Send events as they are appended, until the run's end is sent, or once more after `stop` is set.
+def unsent(outbox: Path, tracking_uri: str) -> bool:
+    """Whether the store at `tracking_uri` has not acknowledged all of `outbox`. Does not import mlflow."""
+    return _read_position(outbox, store_identity(tracking_uri)) < outbox.stat().st_size
 
-    While the store does not answer, the attempts get rarer: every second at first, every 30 s at last.
+
+def keep_sending(outbox_path: str, uri: str, earlier: Sequence[str] = ()) -> None:
+    """Send what is appended to an outbox until the run's end is sent; for a process of its own.
+
+    earlier: outboxes of earlier runs, sent first, as far as something in them is unsent.
+    SIGTERM ends it after a last attempt of about ten seconds. While the store does not answer, attempts get
+    rarer: every second at first, every 30 s at last. What MLflow refuses, and what was not sent, goes to
+    stderr. Raises SystemExit with status 6 if events remain for a later drain.
     """
+    stop = threading.Event()
+    signal.signal(signal.SIGTERM, lambda *_: stop.set())
+    outbox = Path(outbox_path)
+    for path in map(Path, earlier):
+        if path != outbox and unsent(path, uri) and not stop.is_set():
+            _report(drain(path, uri))
     pause_s = 1.0
-    refused: tuple[str, ...] = ()
     while True:
         stopping = stop.is_set()
-        drained = drain(outbox, tracking_uri, seconds=10.0 if stopping else 30.0)
-        refused += drained.refused
-        if drained.ended or stopping:
-            return Drained(drained.remaining, drained.ended, refused, drained.problem)
+        drained = drain(outbox, uri, seconds=10.0 if stopping else 30.0)
+        _report(drained)
+        if drained.ended:
+            return
+        if stopping:
+            break
         pause_s = min(2 * pause_s, 30.0) if drained.problem else 1.0
         stop.wait(pause_s)
-
-
-def _stop_when_orphaned(stop: threading.Event, parent: int) -> None:
-    while os.getppid() == parent:
-        time.sleep(1)
-    stop.set()
-
-
-def main(arguments: list[str]) -> int:
-    """Send the outbox named first to the tracking URI named second until its run has ended.
-
-    Stops early, after a last attempt, on SIGTERM and when the process that started it is gone. The status is
-    0 if everything was sent and 6 if events remain for a later drain.
-    """
-    if len(arguments) != 2:
-        raise UsageError("python -m components.tracking OUTBOX TRACKING_URI")
-    outbox, uri = Path(arguments[0]), arguments[1]
-    stop = threading.Event()
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the executor, which then writes how it ended
-    signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    threading.Thread(target=_stop_when_orphaned, args=(stop, os.getppid()), daemon=True).start()
-    drained = keep_sending(outbox, uri, stop=stop)
-    for refusal in drained.refused:
-        print(f"MLflow refused {refusal}", file=sys.stderr)
     if drained.remaining:
         print(f"{drained.remaining} tracking events not sent: {drained.problem}", file=sys.stderr)
-        return Unavailable.exit_code
-    return 0
+        raise SystemExit(int(Unavailable.exit_code))
 
 
-if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+def _report(drained: Drained) -> None:
+    for refusal in drained.refused:
+        print(f"MLflow refused {refusal}", file=sys.stderr)

@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
 
-from components.__main__ import explained
-from components.contract import StageFailed, UsageError
+from components.errors import StageFailed, UsageError, explained
 
 if TYPE_CHECKING:
     from pipelines.local import Settings
@@ -73,6 +72,7 @@ def run(
     from pipelines import console, graph, plan, results, run_record
     from pipelines import recipe as recipes
     from pipelines.local import LocalRun, check_machine, forecast
+    from pipelines.store import Store
 
     loaded = recipes.load(recipe, tuple(overrides or ()))
     steps = plan.trace(graph.graph, loaded.recipe)
@@ -81,12 +81,13 @@ def run(
     for step in force or ():
         steps.needed_for(step)
     settings = _settings(home, loaded, force=force, max_parallel=max_parallel, tracking=tracking)
-    recipes.check_targets(loaded.recipe)
-    check_machine(steps)
     if dry_run:
         _print_forecast(forecast(steps, settings), output)
         return
+    recipes.check_targets(loaded.recipe)
+    check_machine(steps)
 
+    Store(settings.home)  # a workspace that cannot be written is refused before anything is started
     record = run_record.start(home, loaded.recipe.name, str(loaded.file), steps)
     results.store_recipe(home, record, loaded)
     with console.watcher() as watcher:
@@ -126,7 +127,7 @@ def _print_forecast(forecasts: list[Any], output: str) -> None:
 
 def _end_of_run(record: RunRecord, recipe: Path) -> None:
     """Raise the first failure with its exit code; say how an interrupted run is resumed."""
-    from components.contract import ExitCode
+    from components.errors import ExitCode
     from pipelines.local import first_failure
 
     failure = first_failure(record)

@@ -61,7 +61,10 @@ class ForkServer:
         self._send({"preload": list(modules)})
 
     def start(self, call: str, argument: dict[str, Any], log: Path) -> int:
-        """Fork a process that calls `call(**argument)` with its output in `log`; returns the job's number."""
+        """Fork a process that calls `call(**argument)` with its output in `log`; returns the job's number.
+
+        What the function returns, None or a number, is the exit status of the process.
+        """
         self._jobs += 1
         self._send({"job": self._jobs, "call": call, "argument": argument, "log": str(log)})
         return self._jobs
@@ -209,8 +212,7 @@ def _become_job(message: dict[str, Any], server: int) -> None:
         os.dup2(log, 1)
         os.dup2(log, 2)
         module, _, function = message["call"].partition(":")
-        getattr(importlib.import_module(module), function)(**message["argument"])
-        status = 0
+        status = getattr(importlib.import_module(module), function)(**message["argument"]) or 0
     except SystemExit as leaving:
         status = leaving.code if isinstance(leaving.code, int) else 1
     except BaseException:

@@ -13,11 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-from components.tracking import Outbox, store_identity
-
-from components import hardware
+from components import hardware, tracking
 from components.artifacts import read_manifest
 from components.contract import ConfigInvalid, ExitCode
+from components.tracking import Outbox, store_identity
 from pipelines import run_record
 from pipelines.forkserver import Ended, ForkServer
 from pipelines.plan import Node, Plan
@@ -29,6 +28,11 @@ from pipelines.store import KeyLock, Store, copy_out
 _POLL_S = 0.1
 _GRACE_S = 15.0
 _LAST_TRACKING_S = 60.0
+_MLFLOW_STATUS: Mapping[Status, tracking.Status] = {
+    "done": "FINISHED",
+    "failed": "FAILED",
+    "interrupted": "KILLED",
+}
 
 
 class Watcher(Protocol):
@@ -146,7 +150,8 @@ class LocalRun:
         self._running: dict[int, _Running] = {}
         self._server: ForkServer | None = None
         self._preloaded: set[str] = set()
-        self._outbox = Outbox(self._folder / "tracking.jsonl") if settings.tracking_uri else None
+        self._outbox_file = self._folder / "tracking.jsonl"
+        self._outbox: Outbox | None = None  # opened when the first step is really run
         self._sender: int | None = None
         self._stop: signal.Signals | None = None
 
@@ -194,7 +199,7 @@ class LocalRun:
         if self._server is None:
             os.environ["MLFLOW_TRACKING_URI"] = self._settings.registry_uri
             self._server = ForkServer()
-            self._start_tracking()
+            self._start_tracking(self._server)
         return self._server
 
     def _unfinished(self) -> bool:
@@ -313,8 +318,7 @@ class LocalRun:
         for end in ended:
             if end.job in self._running:
                 self._finish(end)
-            elif end.job == self._sender:
-                self._sender = None
+        self._collect_sender(ended)
 
     def _hear(self, running: _Running) -> None:
         for event in running.events.read():
@@ -344,7 +348,7 @@ class LocalRun:
         if self._outbox:
             step = self._record.steps[name]
             metrics = read_manifest(self._store.object_path(step.digest)).metrics if step.digest else {}
-            self._outbox.step_ended(name, step.status, metrics, seconds)
+            self._outbox.step_ended(name, _MLFLOW_STATUS[step.status], metrics, seconds)
 
     def _succeed(self, node: Node, status: Status, digest: str, *, key: str) -> None:
         self._digests[node.name] = digest
@@ -397,7 +401,7 @@ class LocalRun:
             update={"status": status, "seconds": seconds, "exit_code": exit_code}
         )
         self._save()
-        self._end_tracking(status)
+        self._end_tracking()
 
     def _change(self, name: str, *, quiet: bool = False, **fields: Any) -> None:
         step = self._record.steps[name].model_copy(update=fields)
@@ -409,26 +413,35 @@ class LocalRun:
     def _save(self) -> None:
         run_record.save(self._settings.home, self._record)
 
-    def _start_tracking(self) -> None:
-        if self._outbox and self._server:
-            tags = {"recipe": self._record.recipe}
-            self._outbox.run_started(self._record.id, self._record.recipe, {}, tags)
-            self._sender = self._server.start(
-                "components.tracking:keep_sending",
-                {"outbox_path": str(self._outbox.path), "uri": self._settings.tracking_uri},
+    def _start_tracking(self, server: ForkServer) -> None:
+        """A run in which every step is cached is not tracked: nothing was done."""
+        if self._settings.tracking_uri:
+            self._outbox = Outbox(self._outbox_file)
+            self._outbox.run_started(self._record.id, self._record.recipe, {})
+            self._sender = server.start(
+                "components.tracking:main",
+                {"arguments": [str(self._outbox_file), self._settings.tracking_uri]},
                 self._folder / "logs" / "tracking.log",
             )
 
-    def _end_tracking(self, status: str) -> None:
-        """Let the sender send the rest, for a bounded time; what remains is sent by the next run."""
+    def _end_tracking(self) -> None:
+        """Let the sender send the rest, for a bounded time. What remains is sent by a later run."""
         if not self._outbox or not self._server:
             return
-        self._outbox.run_ended(status)
+        self._outbox.run_ended(_MLFLOW_STATUS[self._record.status])
         deadline = time.monotonic() + _LAST_TRACKING_S
-        while self._sender is not None and time.monotonic() < deadline and not self._stop:
-            for end in self._server.ended(_POLL_S):
-                if end.job == self._sender:
-                    self._sender = None
+        while self._sender is not None and time.monotonic() < deadline:
+            self._collect_sender(self._server.ended(_POLL_S))
+        if self._sender is not None:
+            self._watcher.say("tracking: MLflow does not keep up; the rest is sent by the next run")
+
+    def _collect_sender(self, ended: list[Ended]) -> None:
+        for end in ended:
+            if end.job == self._sender:
+                self._sender = None
+                if end.status:
+                    said = (self._folder / "logs" / "tracking.log").read_text().splitlines()[-1:]
+                    self._watcher.say(f"tracking: {' '.join(said)}; they are kept for the next run")
 
 
 class EventTail:

@@ -50,8 +50,12 @@ class Code:
         return hashlib.sha256(canonical_json(dict(self.modules)).encode()).hexdigest()
 
 
+@cache
 def code_of(module: str, import_paths: tuple[str, ...] = ()) -> Code:
-    """The code that `module` can reach, looked for beside this package and in `import_paths`."""
+    """The code that `module` can reach, looked for beside this package and in `import_paths`.
+
+    Read once a process: a run works with the code as it was when it looked first.
+    """
     roots = (str(_ROOT), *import_paths)
     modules: dict[str, str] = {}
     libraries: dict[str, str] = {}
@@ -66,7 +70,7 @@ def code_of(module: str, import_paths: tuple[str, ...] = ()) -> Code:
         if file is None:
             _note_library(name.partition(".")[0], libraries)
             continue
-        digest, imports = _read(file, file.stat().st_mtime_ns)
+        digest, imports = _read(file)
         modules[name] = digest
         pending.extend(_with_parents(name))
         for imported in imports:
@@ -74,6 +78,7 @@ def code_of(module: str, import_paths: tuple[str, ...] = ()) -> Code:
     return Code(dict(sorted(modules.items())), dict(sorted(libraries.items())))
 
 
+@cache
 def _source_file(module: str, roots: tuple[str, ...]) -> Path | None:
     relative = Path(*module.split("."))
     for root in roots:
@@ -99,7 +104,7 @@ def _resolve(imported: str, roots: tuple[str, ...]) -> list[str]:
 
 
 @cache
-def _read(file: Path, _mtime_ns: int) -> tuple[str, tuple[str, ...]]:
+def _read(file: Path) -> tuple[str, tuple[str, ...]]:
     """The digest of a source file, and everything it imports, at any depth of its functions."""
     source = file.read_bytes()
     imports: set[str] = set()

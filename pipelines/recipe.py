@@ -31,9 +31,13 @@ class Recipe(Config):
     data: AnySource
     train: TrainConfig = TrainConfig()
     variants: dict[VariantName, tuple[AnyMethod, ...]] = Field(
-        default={"fp32": (), "int8": ("quantize",)}, min_length=1
+        default={"fp32": (), "int8": ("quantize",)},  # type: ignore[dict-item]  # a name, expanded
+        min_length=1,
     )
-    targets: tuple[AnyTarget, ...] = Field(default=("onnx",), min_length=1)
+    targets: tuple[AnyTarget, ...] = Field(
+        default=("onnx",),  # type: ignore[arg-type]  # likewise
+        min_length=1,
+    )
     benchmark: BenchmarkConfig = BenchmarkConfig()
     goals: Goals = Goals()
     registry: RegisterConfig = RegisterConfig()

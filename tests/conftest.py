@@ -46,15 +46,28 @@ def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("HPML_HOME", str(tmp_path / "runs"))
 
 
+RunStage = Callable[..., Artifact[Any]]
+
+
 @pytest.fixture
-def run_stage(tmp_path: Path) -> Callable[..., Artifact[Any]]:
+def run_stage(tmp_path: Path) -> RunStage:
     """Run a stage for real, as its container does: run_stage(train.run, config, data=artifact)."""
+    return _runner(tmp_path)
+
+
+@pytest.fixture(scope="session")
+def run_stage_once(tmp_path_factory: pytest.TempPathFactory) -> RunStage:
+    """The same, for fixtures that live as long as the session."""
+    return _runner(tmp_path_factory.mktemp("stages"))
+
+
+def _runner(root: Path) -> RunStage:
     count = 0
 
     def run(stage_run: Any, config: Config, **inputs: Any) -> Artifact[Any]:
         nonlocal count
         count += 1
-        place = tmp_path / f"stage-{count}"
+        place = root / f"stage-{count}"
         paths = {
             name: {key: str(item.path) for key, item in given.items()}
             if isinstance(given, dict)

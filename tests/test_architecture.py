@@ -14,7 +14,18 @@ import pytest
 from components.__main__ import STAGES
 
 ROOT = Path(__file__).resolve().parents[1]
-HALLWAY = {"contract", "artifacts", "images", "models", "targets", "training", "goals", "hardware", "process"}
+HALLWAY = {
+    "errors",
+    "contract",
+    "artifacts",
+    "images",
+    "models",
+    "targets",
+    "training",
+    "goals",
+    "hardware",
+    "process",
+}
 MODULES = sorted([*ROOT.glob("components/**/*.py"), *ROOT.glob("pipelines/**/*.py")])
 VENDOR = {"tensorrt", "openvino", "modelopt", "torch_pruning"}
 

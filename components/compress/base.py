@@ -43,6 +43,6 @@ class Method(Config, ABC):
     ) -> Network:
         """The compressed network; `network` may be changed in place.
 
-        `teacher` is the trained model of the run, in evaluation mode. What `apply` may change are the sizes of
-        layers, which the channel plan records, the weights, and the quantization; not the architecture.
+        `teacher` is the trained model of the run, in evaluation mode. A method may change the sizes of layers
+        (the channel plan records them), the weights and the quantization; not the architecture.
         """

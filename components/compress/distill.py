@@ -17,11 +17,13 @@ if TYPE_CHECKING:
 
 
 class Distill(Hyperparameters, Method):
-    """Fine-tune with the run's trained model as the teacher (arXiv:1503.02531). Every key of training applies."""
+    """Fine-tune with the run's trained model as teacher (arXiv:1503.02531). The keys of training apply."""
 
     method: Literal["distill"] = "distill"
     temperature: float = Field(default=4.0, ge=1, le=100)  # softens both distributions; 1: as they are
-    alpha: float = Field(default=0.9, ge=0, le=1)  # weight of the teacher; 0: the labels alone, plain fine-tuning
+    alpha: float = Field(
+        default=0.9, ge=0, le=1
+    )  # weight of the teacher; 0: the labels alone, plain fine-tuning
 
     def apply(
         self, network: Network, teacher: nn.Module, data: Artifact[DatasetSpec], out: Output

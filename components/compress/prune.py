@@ -18,7 +18,9 @@ class Prune(Method):
     """Remove the least important channels. Follow it with `distill`: alone it costs much accuracy."""
 
     method: Literal["prune"] = "prune"
-    channels: float = Field(default=0.5, gt=0, lt=1)  # share that is removed; 0.5 leaves a quarter of the MACs
+    channels: float = Field(
+        default=0.5, gt=0, lt=1
+    )  # share that is removed; 0.5 leaves a quarter of the MACs
     importance: Literal["l1", "l2", "taylor", "random"] = "l2"  # see components/compress/channels.py
     ranking: Literal["uniform", "global"] = "uniform"  # the same share of each layer, or where it hurts least
     round_to: int = Field(default=8, ge=1, le=256)  # channels left are a multiple: fewer do not fill a vector

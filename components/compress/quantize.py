@@ -21,15 +21,17 @@ class Quantize(Method):
     method: Literal["quantize"] = "quantize"
     weights: Literal["int8-per-channel", "int8-per-tensor"] = "int8-per-channel"
     activations: Literal["auto", "uint8", "int8"] = "auto"  # auto: the faster where the engine is built
-    calibration: Literal["minmax", "percentile"] = "minmax"  # percentile: 99.999 % of the values, outliers clip
-    calibration_samples: int = Field(default=256, ge=1, le=65_536)  # training images, as many of each class
+    calibration: Literal["minmax", "percentile"] = (
+        "minmax"  # percentile: 99.999 % of the values, outliers clip
+    )
+    calibration_samples: int = Field(default=256, ge=1, le=65_536)  # training images, stratified by class
     excluded_layers: tuple[str, ...] = ()  # stay fp32; a layer, or a module with all its layers
     seed: int = Field(default=0, ge=0)  # of the draw of the calibration images
 
     def apply(
         self, network: Network, teacher: nn.Module, data: Artifact[DatasetSpec], out: Output
     ) -> Network:
-        """The network with its quantization spec. Raises ConfigInvalid for an excluded layer it does not have."""
+        """The network with its quantization spec. Raises ConfigInvalid for an unknown excluded layer."""
         from components.compress.layers import require_layers
         from components.compress.rows import stratified_rows
 

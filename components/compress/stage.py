@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
-from components.artifacts import Artifact, DatasetSpec, ModelSpec
-from components.compress import AnyMethod
-from components.contract import Output, Result
+import json
+from typing import TYPE_CHECKING
+
+from components.artifacts import Artifact, DatasetSpec, ModelSpec, write_text_atomic
+from components.compress import AnyMethod, Network
+from components.contract import Output, Result, StageFailed
+
+if TYPE_CHECKING:
+    from torch import nn
 
 
 def run(
@@ -15,5 +21,83 @@ def run(
     data: Artifact[DatasetSpec],
     out: Output,
 ) -> Result[ModelSpec]:
-    """Apply one method to `model`."""
-    raise NotImplementedError
+    """Apply one method to `model`, and write `model.safetensors` and `history.json`.
+
+    The written network is read back as its users will read it, held against the one in memory, and evaluated:
+    in simulated int8, if it is to be quantized. Raises StageFailed if it does not rebuild exactly.
+    """
+    from components import models
+
+    before = Network(models.load(model), model.spec.input, model.spec.quantization)
+    after = config.apply(before, models.load(teacher), data, out)
+    models.save(after.module, out.path)
+    write_text_atomic(out.path / "history.json", json.dumps(after.history))
+
+    spec = _describe(config, model.spec, after)
+    rebuilt = models.load_weights(models.rebuild(spec), out.path / models.WEIGHTS).eval()
+    _require_equal(after.module, rebuilt, data, spec)
+    spec = spec.model_copy(update={"accuracy_top1": _accuracy_top1(rebuilt, data, spec)})
+    metrics = {
+        f"{name}_{when}": getattr(described, field)
+        for name, field in (("parameters", "parameters"), ("macs", "macs"), ("accuracy", "accuracy_top1"))
+        for when, described in (("before", model.spec), ("after", spec))
+    }
+    return Result(spec, metrics)
+
+
+def _describe(config: AnyMethod, model: ModelSpec, after: Network) -> ModelSpec:
+    """The manifest of the compressed network; its channel plan starts from the architecture as built."""
+    from components import models
+    from components.models.channel_plan import channel_plan, layer_sizes
+
+    built = models.build(
+        model.architecture, in_channels=model.input.shape_chw[0], num_classes=len(model.class_names)
+    )
+    parameters, macs = models.count(after.module, model.input)
+    return model.model_copy(
+        update={
+            "methods": (*model.methods, config.label),
+            "channel_plan": channel_plan(layer_sizes(built), after.module) or None,
+            "quantization": after.quantization,
+            "parameters": parameters,
+            "macs": macs,
+        }
+    )
+
+
+def _require_equal(
+    written: nn.Module, rebuilt: nn.Module, data: Artifact[DatasetSpec], spec: ModelSpec
+) -> None:
+    import torch
+
+    from components.images import load_split, to_x_nchw
+
+    images_nhwc, _ = load_split(data, "test")
+    x_nchw = torch.from_numpy(to_x_nchw(images_nhwc[:32], spec.input))
+    with torch.inference_mode():
+        difference = float((written.eval()(x_nchw) - rebuilt(x_nchw)).abs().max())
+    # Equal weights in another memory layout may be summed in another order.
+    if not difference <= 1e-4:
+        raise StageFailed(
+            "the compressed network does not rebuild from its manifest",
+            why=f"its logits differ by {difference:.3g}",
+            fix="the method changed more than layer sizes and weights; report it",
+        )
+
+
+def _accuracy_top1(network: nn.Module, data: Artifact[DatasetSpec], spec: ModelSpec) -> float:
+    """Top-1 on the test split, in simulated int8 if the network is to be quantized."""
+    import torch
+
+    from components.compress.simulate import simulate_int8
+    from components.images import load_split, to_x_nchw, top1_accuracy
+    from components.training.loop import evaluate
+
+    if spec.quantization:
+        images_nhwc, _ = load_split(data, "train")
+        calibration_nhwc = images_nhwc[list(spec.quantization.calibration_rows)]
+        network = simulate_int8(
+            network, spec.quantization, torch.from_numpy(to_x_nchw(calibration_nhwc, spec.input))
+        )
+    _, labels = load_split(data, "test")
+    return top1_accuracy(evaluate(network, data, spec.input), labels)

@@ -23,7 +23,8 @@ class Cnn(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (batch, in_channels, height, width) to logits (batch, num_classes)."""
-        return self.head(self.features(x).mean(dim=(2, 3)))
+        logits: Tensor = self.head(self.features(x).mean(dim=(2, 3)))
+        return logits
 
 
 def cnn(*, in_channels: int, num_classes: int, width: int = 16) -> Cnn:

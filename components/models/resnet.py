@@ -51,7 +51,8 @@ class ResNet(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Images (batch, in_channels, height, width) to logits (batch, num_classes)."""
         features = self.groups(self.stem(x))
-        return self.head(features.mean(dim=(2, 3)))
+        logits: Tensor = self.head(features.mean(dim=(2, 3)))
+        return logits
 
 
 def resnet18(*, in_channels: int, num_classes: int, width: int = 64) -> ResNet:

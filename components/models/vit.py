@@ -30,7 +30,8 @@ class Block(nn.Module):
         )
         attended = functional.scaled_dot_product_attention(q, k, v)
         x = x + self.projection(attended.transpose(1, 2).reshape(batch, tokens, dim))
-        return x + self.mlp(self.norm2(x))
+        y: Tensor = x + self.mlp(self.norm2(x))
+        return y
 
 
 class Vit(nn.Module):
@@ -56,7 +57,8 @@ class Vit(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         """Images (batch, in_channels, image_size, image_size) to logits (batch, num_classes)."""
         tokens = self.patches(x).flatten(2).transpose(1, 2) + self.position
-        return self.head(self.norm(self.blocks(tokens)).mean(dim=1))
+        logits: Tensor = self.head(self.norm(self.blocks(tokens)).mean(dim=1))
+        return logits
 
 
 def vit(

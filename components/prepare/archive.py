@@ -34,8 +34,13 @@ class Limits:
     ratio: int = 100
 
 
+def most_bytes(archive_bytes: int, limits: Limits) -> int:
+    """How much may come out of an archive of `archive_bytes`."""
+    return min(limits.total_bytes, max(SMALL_BYTES, limits.ratio * archive_bytes))
+
+
 class _Readable(Protocol):
-    def read(self, size: int, /) -> bytes: ...
+    def read(self, size: int = ..., /) -> bytes: ...
 
 
 class _Damaged(Exception):
@@ -84,7 +89,7 @@ class _Budget:
         self._members = 0
         self._bytes = 0
         self._step_bytes = 0
-        self._most_bytes = min(limits.total_bytes, max(SMALL_BYTES, limits.ratio * archive_bytes))
+        self._most_bytes = most_bytes(archive_bytes, limits)
 
     def begin(self, most_bytes: int) -> None:
         """Begin a step, a header or a file, that may take `most_bytes`."""
@@ -115,7 +120,7 @@ class _Metered:
     def __init__(self, stream: _Readable, budget: _Budget) -> None:
         self._stream, self._budget = stream, budget
 
-    def read(self, size: int) -> bytes:
+    def read(self, size: int = -1) -> bytes:
         data = self._stream.read(size)
         self._budget.spend(len(data))
         return data

@@ -17,11 +17,11 @@ from components.prepare.splits import Split
 SHOWN = 10
 
 
-def refuse_rows(problem: str, rows: Sequence[str], *, fix: str) -> NoReturn:
-    """Raise StageFailed that names the first ten offending rows and how many there are."""
-    shown = ", ".join(_printable(row) for row in rows[:SHOWN])
-    more = f" and {len(rows) - SHOWN} more" if len(rows) > SHOWN else ""
-    count = "1 row" if len(rows) == 1 else f"{len(rows)} rows"
+def refuse(problem: str, offenders: Sequence[str], *, fix: str, unit: str = "row") -> NoReturn:
+    """Raise StageFailed that names the first ten offending rows (or files, ...) and how many there are."""
+    shown = ", ".join(_printable(offender) for offender in offenders[:SHOWN])
+    more = f" and {len(offenders) - SHOWN} more" if len(offenders) > SHOWN else ""
+    count = f"{len(offenders)} {unit}{'s' if len(offenders) > 1 else ''}"
     raise StageFailed(f"the data is refused, {problem}", why=f"{count}: {shown}{more}", fix=fix)
 
 
@@ -37,8 +37,12 @@ def check_class_names(class_names: Sequence[str]) -> None:
     unfit = [name for name in class_names if not name.strip() or not name.isprintable()]
     repeated = [name for name in set(class_names) if class_names.count(name) > 1]
     if unfit or repeated:
-        shown = ", ".join(ascii(name) for name in [*unfit, *sorted(repeated)][:SHOWN])
-        raise StageFailed("the data is refused, class names are empty, repeated or unprintable", why=shown)
+        refuse(
+            "class names are empty, repeated or unprintable",
+            [ascii(name) for name in [*unfit, *sorted(repeated)]],
+            fix="rename these classes",
+            unit="name",
+        )
 
 
 def check_shapes(splits: Mapping[str, Split]) -> None:
@@ -67,7 +71,7 @@ def check_labels(splits: Mapping[str, Split], classes: int) -> None:
         outside = np.flatnonzero((labels < 0) | (labels >= classes))
         rows += [f"{split.name(position)} (label {labels[position]})" for position in outside]
     if rows:
-        refuse_rows(f"labels are not in 0 to {classes - 1}", rows, fix="correct or remove these rows")
+        refuse(f"labels are not in 0 to {classes - 1}", rows, fix="correct or remove these rows")
 
 
 def check_class_counts(splits: Mapping[str, Split], class_names: Sequence[str]) -> None:
@@ -79,10 +83,11 @@ def check_class_counts(splits: Mapping[str, Split], class_names: Sequence[str]) 
         if count == 0
     ]
     if empty:
-        raise StageFailed(
-            "the data is refused, a class is empty",
-            why=", ".join(empty[:SHOWN]) + (f" and {len(empty) - SHOWN} more" if len(empty) > SHOWN else ""),
-            fix="add images (at least two a class, one for each split) or remove the class",
+        refuse(
+            "not every class is in every split",
+            empty,
+            fix="add images, at least one of a class for each split, or remove the class",
+            unit="gap",
         )
 
 
@@ -139,9 +144,9 @@ def refuse_duplicates(splits: Mapping[str, Split], found: Duplicates) -> None:
     """Refuse an image that is under several labels, or in both splits."""
     fix = "remove them, or set `duplicates: drop` under `data`"
     if found.conflicting:
-        refuse_rows("images are in it under several labels", _listed(splits, found.conflicting), fix=fix)
+        refuse("images are in it under several labels", _listed(splits, found.conflicting), fix=fix)
     if found.leaked:
-        refuse_rows("images for testing are also for training", _listed(splits, found.leaked), fix=fix)
+        refuse("images for testing are also for training", _listed(splits, found.leaked), fix=fix)
 
 
 def _listed(splits: Mapping[str, Split], groups: list[list[Place]]) -> list[str]:

@@ -1,6 +1,6 @@
 """The batches of CIFAR-10 as published, in both forms, read without unpickling anything.
 
-The python form is a Python 2 pickle of a dict. Unpickling runs what a file says; here its opcodes are only
+The python form is a dict that Python 2 pickled (protocol 2). Unpickling runs what a file says; here its opcodes are only
 listed (`pickletools.genops`), and the labels and the pixels are picked out of that list.
 """
 
@@ -22,15 +22,15 @@ TRAIN_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
 TEST_BATCH = "test_batch"
 MOST_BYTES = 64 * 2**20  # of one batch; the published ones have 31 MB
 
-# All that the pickle of a dict of strings, numbers, lists and one array needs, in protocols 0 to 2.
+# All that the pickle of a dict of strings, numbers, lists and one array needs, in protocol 2.
 _STRUCTURE = frozenset(
-    ("PROTO", "MARK", "STOP", "NONE", "GLOBAL", "REDUCE", "BUILD")
-    + ("EMPTY_DICT", "DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "LIST", "APPEND", "APPENDS")
-    + ("EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3")
-    + ("PUT", "BINPUT", "LONG_BINPUT", "GET", "BINGET", "LONG_BINGET")
+    {"PROTO", "MARK", "STOP", "NONE", "GLOBAL", "REDUCE", "BUILD"}
+    | {"EMPTY_DICT", "SETITEM", "SETITEMS", "EMPTY_LIST", "APPEND", "APPENDS"}
+    | {"EMPTY_TUPLE", "TUPLE", "TUPLE1", "TUPLE2", "TUPLE3"}
+    | {"BINPUT", "LONG_BINPUT", "BINGET", "LONG_BINGET"}
 )
-_STRINGS = frozenset(("STRING", "BINSTRING", "SHORT_BINSTRING"))
-_NUMBERS = frozenset(("INT", "BININT", "BININT1", "BININT2"))
+_STRINGS = frozenset(("BINSTRING", "SHORT_BINSTRING"))
+_NUMBERS = frozenset(("BININT", "BININT1", "BININT2"))
 _BOOLEANS = {"NEWTRUE": True, "NEWFALSE": False}
 _GLOBALS = frozenset(("numpy.core.multiarray _reconstruct", "numpy ndarray", "numpy dtype"))
 _KEYS = frozenset(("batch_label", "labels", "data", "filenames"))

@@ -14,7 +14,7 @@ from PIL import Image, ImageOps, UnidentifiedImageError
 
 from components.contract import Output, StageFailed
 from components.prepare.arrays import new_images_file
-from components.prepare.checks import refuse_rows
+from components.prepare.checks import refuse
 from components.prepare.sources.base import Images
 
 FORMATS = ("PNG", "JPEG")
@@ -86,7 +86,12 @@ def _list_splits(root: Path) -> tuple[tuple[str, ...], dict[str, list[LabelledFi
     class_names = _folder_names(root / "train")
     unknown = sorted(set(_folder_names(root / "test")) - set(class_names))
     if unknown:
-        refuse_rows("test has classes that train has not", unknown, fix="add them to train or remove them")
+        refuse(
+            "test has classes that train has not",
+            unknown,
+            fix="add them to train or remove them",
+            unit="class",
+        )
     return tuple(class_names), {
         "train": _list_files(root, root / "train", class_names),
         "test": _list_files(root, root / "test", class_names),
@@ -98,7 +103,7 @@ def _folder_names(folder: Path) -> list[str]:
     entries = _entries(folder)
     strays = [path.name for path in entries if not path.is_dir()]
     if strays:
-        refuse_rows(f"{folder} holds files beside its folders", strays, fix="move or remove them")
+        refuse(f"{folder} holds files beside its folders", strays, fix="move or remove them", unit="file")
     return [path.name for path in entries]
 
 
@@ -112,7 +117,12 @@ def _list_files(root: Path, split: Path, class_names: Sequence[str]) -> list[Lab
     ]
     folders = [file.name for file in files if file.path.is_dir()]
     if folders:
-        refuse_rows("a class's folder holds folders", folders, fix="put the images into the class's folder")
+        refuse(
+            "a class's folder holds folders",
+            folders,
+            fix="put the images into the class's folder",
+            unit="folder",
+        )
     return files
 
 
@@ -148,10 +158,11 @@ def _for_each(files: list[LabelledFile], work: Callable[[int], T], out: Output, 
             if (row + 1) % PROGRESS_EVERY == 0 or row + 1 == len(files):
                 out.progress(row + 1, len(files), "images", note)
     if unusable:
-        refuse_rows(
+        refuse(
             "images cannot be used",
             unusable,
             fix="replace or remove them; sizes may differ if image_size is set",
+            unit="file",
         )
     return done
 

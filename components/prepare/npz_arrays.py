@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from components.contract import StageFailed
 from components.images import batches
-from components.prepare.checks import refuse_rows
+from components.prepare.archive import Limits, most_bytes
+from components.prepare.checks import refuse
 from components.prepare.sources.base import Images
 
 SPLIT = {"x_train", "y_train", "x_test", "y_test"}
@@ -43,6 +44,9 @@ def read_npz(file: Path) -> tuple[Images, Images | None, tuple[str, ...]]:
 def _read_arrays(file: Path) -> dict[str, NDArray[Any]]:
     try:
         with zipfile.ZipFile(file) as archive:
+            expands_to = sum(member.file_size for member in archive.infolist())
+            if expands_to > most_bytes(file.stat().st_size, Limits()):
+                raise ValueError(f"it expands to {expands_to} bytes")
             for member in archive.infolist():
                 _check_declared_size(archive, member)
         with np.load(file, allow_pickle=False) as arrays:
@@ -75,7 +79,7 @@ def _check_declared_size(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> N
 
 def _images(arrays: dict[str, NDArray[Any]], x_name: str, y_name: str) -> Images:
     x, y = arrays[x_name], arrays[y_name]
-    if x.ndim not in (3, 4) or (x.ndim == 4 and x.shape[-1] not in (1, 3)):
+    if x.ndim not in (3, 4) or (x.ndim == 4 and x.shape[-1] not in (1, 3)) or 0 in x.shape:
         raise StageFailed(
             f"{x_name} has the shape {x.shape}",
             why="allowed are (rows, height, width) and (rows, height, width, 1 or 3), channels last",
@@ -85,21 +89,9 @@ def _images(arrays: dict[str, NDArray[Any]], x_name: str, y_name: str) -> Images
             f"{y_name} is {y.dtype} of shape {y.shape}",
             why=f"one integer for each of the {len(x)} rows of {x_name} is needed, not one-hot",
         )
-    if len(x) == 0:
-        raise StageFailed(f"{x_name} has no rows")
     names = [f"{x_name} row {row}" for row in range(len(x))]
-    labels = _labels(y, y_name, names)
     pixels = _pixels(x, x_name, names)
-    return Images(pixels[..., None] if pixels.ndim == 3 else pixels, labels, names)
-
-
-def _labels(y: NDArray[Any], y_name: str, names: list[str]) -> NDArray[np.int64]:
-    # More classes than rows cannot be: such a label is a mistake, and would make as many class names.
-    outside = np.flatnonzero((y < 0) | (y >= len(y)))
-    if len(outside):
-        rows = [f"{names[row]} (label {y[row]})" for row in outside]
-        refuse_rows(f"labels in {y_name} are out of range", rows, fix="number the classes from 0")
-    return y.astype(np.int64)
+    return Images(pixels[..., None] if pixels.ndim == 3 else pixels, y.astype(np.int64), names)
 
 
 def _pixels(x: NDArray[Any], x_name: str, names: list[str]) -> NDArray[np.uint8]:
@@ -109,31 +101,38 @@ def _pixels(x: NDArray[Any], x_name: str, names: list[str]) -> NDArray[np.uint8]
     is_float = np.issubdtype(x.dtype, np.floating)
     if not is_float and not np.issubdtype(x.dtype, np.integer):
         raise StageFailed(f"{x_name} is {x.dtype}", why="allowed are integers 0 to 255 and floats 0 to 1")
-    highest = 1 if is_float else 255
+    _check_range(x, x_name, names, highest=1 if is_float else 255)
     pixels = np.empty(x.shape, dtype=np.uint8)
+    for part in batches(len(x), CHUNK_ROWS):
+        pixels[part] = np.rint(x[part].astype(np.float64) * 255) if is_float else x[part]
+    return pixels
+
+
+def _check_range(x: NDArray[Any], x_name: str, names: list[str], *, highest: int) -> None:
     not_finite: list[str] = []
     outside: list[str] = []
     for part in batches(len(x), CHUNK_ROWS):
-        chunk = x[part].reshape(len(x[part]), -1)
-        finite = np.isfinite(chunk).all(axis=1)
-        inside = ((chunk >= 0) & (chunk <= highest)).all(axis=1)
+        rows = x[part].reshape(len(x[part]), -1)
+        finite = np.isfinite(rows).all(axis=1)
+        inside = ((rows >= 0) & (rows <= highest)).all(axis=1)
         not_finite += [names[part.start + row] for row in np.flatnonzero(~finite)]
         outside += [names[part.start + row] for row in np.flatnonzero(finite & ~inside)]
-        with np.errstate(invalid="ignore"):
-            scaled = np.rint(chunk.astype(np.float64) * 255) if is_float else chunk
-            pixels[part] = scaled.astype(np.uint8).reshape(pixels[part].shape)
     if not_finite:
-        refuse_rows(f"{x_name} holds NaN or infinity", not_finite, fix="correct or remove these rows")
+        refuse(f"{x_name} holds NaN or infinity", not_finite, fix="correct or remove these rows")
     if outside:
-        allowed = "floats 0 to 1" if is_float else "integers 0 to 255"
-        refuse_rows(f"{x_name} is not all {allowed}", outside, fix="scale it, or store uint8 0 to 255")
-    return pixels
+        allowed = "floats 0 to 1" if highest == 1 else "integers 0 to 255"
+        refuse(f"{x_name} is not all {allowed}", outside, fix="scale it, or store uint8 0 to 255")
 
 
 def _class_names(arrays: dict[str, NDArray[Any]], train: Images) -> tuple[str, ...]:
     """What the file says, or the labels themselves."""
     given = arrays.get("class_names")
     if given is None:
+        # A class without rows is refused later; here, so that a stray label does not make a million names.
+        high = np.flatnonzero(train.labels >= len(train.labels))
+        if len(high):
+            rows = [f"{train.names[int(row)]} (label {train.labels[row]})" for row in high]
+            refuse("labels are higher than there are rows", rows, fix="number the classes from 0")
         return tuple(str(label) for label in range(int(train.labels.max()) + 1))
     if given.dtype.kind != "U" or given.ndim != 1:
         raise StageFailed(

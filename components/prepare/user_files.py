@@ -12,17 +12,19 @@ from components.contract import Output
 
 
 def unmet(path: Path) -> str:
-    """Why `path` cannot be read; empty if it is there."""
-    return "" if path.exists() else f"{path} does not exist: check `path` in the recipe"
+    """Why `path` cannot be read; empty if it can."""
+    if os.access(path, os.R_OK):
+        return ""
+    return f"{path} does not exist or may not be read: check `path` in the recipe"
 
 
 def fingerprint(path: Path) -> str:
-    """A digest of the names, sizes and modification times of the files at `path`; empty if it is not there.
+    """A digest of the names, sizes and modification times of the files at `path`; empty if it cannot be read.
 
     Not of their contents, so that asking costs milliseconds: a file rewritten in place with the same size and
     its old modification time restored goes unseen.
     """
-    if not path.exists():
+    if unmet(path):
         return ""
     digest = hashlib.sha256()
     for name, status in _files(path):

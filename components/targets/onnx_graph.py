@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import warnings
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, redirect_stdout
 from pathlib import Path
 from typing import Literal
 
@@ -26,7 +27,7 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 from torch import nn
 
 from components.artifacts import InputSpec, QuantizationSpec
-from components.contract import StageFailed
+from components.contract import HpmlError, StageFailed
 from components.images import batches
 
 OUTPUT = "logits"
@@ -64,7 +65,9 @@ def export_graph(network: nn.Module, spec: InputSpec, *, opset: int) -> onnx.Mod
                 dynamic_shapes=({0: torch.export.Dim("batch", min=1)},),
                 verbose=False,
             )
-    except Exception as error:  # the exporter lets through whatever its passes, or the network's code, raise
+    except HpmlError:  # a signal's
+        raise
+    except Exception as error:  # whatever the exporter's passes, or the network's own code, raise
         raise StageFailed(
             "the network cannot be exported to ONNX with a free batch",
             why=_cause(error),
@@ -168,21 +171,22 @@ def to_int8(
     prepared = place.with_suffix(".prepared.onnx")
     # By path: given a graph, the quantizer moves its weights into a file of its own and leaves it hollow.
     quant_pre_process(fp32, prepared, skip_optimization=True, skip_symbolic_shape=True)
-    quantize_static(
-        prepared,
-        place,
-        _Batches(onnx.load(fp32).graph.input[0].name, x_nchw),
-        quant_format=QuantFormat.QDQ,
-        op_types_to_quantize=_TENSORRT_OPS if for_tensorrt else None,
-        per_channel=spec.weights == "int8-per-channel",
-        reduce_range=reduce_range,
-        activation_type=QuantType.QUInt8 if activations == "uint8" else QuantType.QInt8,
-        weight_type=QuantType.QInt8,
-        nodes_to_exclude=excluded_nodes,
-        calibrate_method=CalibrationMethod.Percentile
-        if spec.calibration == "percentile"
-        else CalibrationMethod.MinMax,
-        extra_options=_TENSORRT_OPTIONS if for_tensorrt else {"CalibTensorRangeSymmetric": False},
-    )
+    with redirect_stdout(io.StringIO()):  # its calibrators chat
+        quantize_static(
+            prepared,
+            place,
+            _Batches(onnx.load(fp32).graph.input[0].name, x_nchw),
+            quant_format=QuantFormat.QDQ,
+            op_types_to_quantize=_TENSORRT_OPS if for_tensorrt else None,
+            per_channel=spec.weights == "int8-per-channel",
+            reduce_range=reduce_range,
+            activation_type=QuantType.QUInt8 if activations == "uint8" else QuantType.QInt8,
+            weight_type=QuantType.QInt8,
+            nodes_to_exclude=excluded_nodes,
+            calibrate_method=CalibrationMethod.Percentile
+            if spec.calibration == "percentile"
+            else CalibrationMethod.MinMax,
+            extra_options=dict(_TENSORRT_OPTIONS) if for_tensorrt else {"CalibTensorRangeSymmetric": False},
+        )
     prepared.unlink()
     save_graph(onnx.load(place), place)

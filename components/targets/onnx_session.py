@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from components.contract import StageFailed
+from components.contract import HpmlError, StageFailed
 
 PROVIDERS = {
     "cpu": ["CPUExecutionProvider"],
@@ -36,7 +36,9 @@ class OnnxSession:
         options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
             self._session = onnxruntime.InferenceSession(file, options, providers=PROVIDERS[device])
-        except Exception as error:  # its errors derive from nothing narrower
+        except HpmlError:  # a signal's
+            raise
+        except Exception as error:  # ONNX Runtime's derive from nothing narrower
             reason = " ".join(str(error).split())[:300]
             raise StageFailed(f"ONNX Runtime cannot load {file}", why=reason) from None
         self._input = self._session.get_inputs()[0].name

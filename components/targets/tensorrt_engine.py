@@ -102,7 +102,8 @@ class PlanSession:
     def __init__(self, file: Path, *, max_batch: int) -> None:
         """Load the plan in `file`. Raises StageFailed if TensorRT refuses it."""
         self._log = _Log()
-        engine = trt.Runtime(self._log).deserialize_cuda_engine(file.read_bytes())
+        self._runtime = trt.Runtime(self._log)  # has to outlive its engine
+        engine = self._runtime.deserialize_cuda_engine(file.read_bytes())
         if engine is None:
             raise self._log.failure(f"TensorRT cannot load {file}")
         names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
@@ -111,7 +112,7 @@ class PlanSession:
         )
         self._engine, self._context = engine, engine.create_execution_context()
         self._max_batch = max_batch
-        self._stream = torch.cuda.Stream()
+        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def predict(self, x_nchw: NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits, float32 (batch, classes), of float32 images (batch, channels, height, width)."""

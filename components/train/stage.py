@@ -8,7 +8,8 @@ from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_v
 
 from components import hardware, models
 from components.artifacts import Artifact, DatasetSpec, ModelSpec
-from components.contract import Config, ConfigInvalid, Output, Result, expand_name
+from components.contract import Config, Output, Result, expand_name
+from components.errors import ConfigInvalid
 from components.training.config import Hyperparameters
 
 
@@ -32,7 +33,7 @@ class TrainConfig(Hyperparameters):
     """A network and how to train it; a bare string as `model` stands for the architecture."""
 
     model: Annotated[ModelConfig, BeforeValidator(expand_name("architecture"))] = ModelConfig()
-    nproc: int = Field(default=1, ge=1, le=64)  # workers on this machine; each takes an equal share of a batch
+    nproc: int = Field(default=1, ge=1, le=64)  # workers on this machine, which share each batch
     min_accuracy: float | None = Field(default=None, gt=0, le=1)  # top-1; a network below it is rejected
 
     @model_validator(mode="after")
@@ -58,4 +59,12 @@ def run(config: TrainConfig, *, data: Artifact[DatasetSpec], out: Output) -> Res
     Resumes from the checkpoints of an interrupted attempt in `out.scratch`. Raises StageFailed if the loss
     is no longer finite, ConfigInvalid if the network does not take the images, Terminated after SIGTERM.
     """
-    raise NotImplementedError
+    from components.training.distributed import in_group
+
+    if config.nproc > 1 and not in_group():  # in a group, its starter has said how many
+        from components.train.workers import train_in_workers
+
+        return train_in_workers(config, data, out)
+    from components.train.local import train
+
+    return train(config, data, out)

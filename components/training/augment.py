@@ -34,7 +34,7 @@ def augment(pixels_nchw: Tensor, uniform: Tensor, config: Augment) -> Tensor:
 
 
 def _affine(uniform: Tensor, config: Augment, size_hw: torch.Size) -> Tensor:
-    """Where each output position reads: (batch, 2, 3), in coordinates that run from -1 to 1 over the image."""
+    """Where each output position reads: (batch, 2, 3), in coordinates from -1 to 1 over the image."""
     height, width = size_hw
     shift_y, shift_x, rotation, scale, flip = uniform[:, :5].unbind(1)
     angle = rotation * math.radians(config.rotation_degrees)

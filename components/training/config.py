@@ -36,18 +36,18 @@ class Hyperparameters(Config):
     schedule: Literal["one-cycle", "cosine"] = "one-cycle"
     warmup_epochs: float | None = Field(default=None, ge=0)  # None: 30 % of a one-cycle, 5 % of a cosine
     label_smoothing: float = Field(default=0.1, ge=0, lt=1)
-    ema_decay: float | None = Field(default=None, gt=0, lt=1)  # of an average of the weights; None: no average
+    ema_decay: float | None = Field(default=None, gt=0, lt=1)  # of the averaged weights; None: no average
     augment: Augment = Augment()
     precision: Literal["auto", "fp32", "fp16", "bf16"] = "auto"  # auto: mixed where the hardware gains by it
     channels_last: bool = True
     device: Literal["auto", "cpu", "cuda"] = "auto"
-    checkpoint_every_s: float = Field(default=20.0, ge=0)  # seconds of work a kill can lose; 0: after each step
+    checkpoint_every_s: float = Field(default=20.0, ge=0)  # what a kill can lose; 0: after each step
     seed: int = Field(default=0, ge=0)
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.batch_size % self.accumulate:
-            raise ValueError(f"batch_size {self.batch_size} is not a multiple of accumulate {self.accumulate}")
+            raise ValueError(f"batch_size {self.batch_size} is no multiple of accumulate {self.accumulate}")
         if self.warmup_epochs is not None and self.warmup_epochs >= self.epochs:
             raise ValueError(f"warmup_epochs {self.warmup_epochs:g} leaves nothing of {self.epochs} epochs")
         return self
@@ -57,8 +57,8 @@ class Hyperparameters(Config):
         gpus = hardware.gpu_names()
         if self.device == "cuda" and not gpus:
             return "device is cuda and this machine has no NVIDIA GPU; set device: cpu or auto"
-        if self.device == "cuda" or gpus and self.device == "auto":
-            return ""  # which precisions a GPU has is known once its driver is asked, when the training starts
+        if self.device == "cuda" or (gpus and self.device == "auto"):
+            return ""  # which precisions a GPU has is known when the training starts and asks its driver
         if self.precision == "fp16":
             return "precision is fp16, which needs a GPU; set precision: auto or fp32"
         if self.precision == "bf16" and not {"avx512_bf16", "amx_bf16"} & set(hardware.cpu_flags()):

@@ -7,7 +7,7 @@ import time
 import torch
 
 from components import hardware
-from components.contract import ConfigInvalid
+from components.errors import ConfigInvalid
 
 
 def choose_device(wanted: str, local_rank: int) -> torch.device:
@@ -17,7 +17,7 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
     """
     usable = torch.cuda.device_count() if torch.cuda.is_available() else 0
     present = len(hardware.gpu_names())
-    if wanted == "cpu" or wanted == "auto" and not usable:
+    if wanted == "cpu" or (wanted == "auto" and not usable):
         if wanted == "auto" and present:
             print(f"this machine has {present} GPU(s), this build of torch uses none: training on the CPU")
         return torch.device("cpu")
@@ -43,7 +43,7 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         if wanted == "bf16" and not has_bf16:
             name = torch.cuda.get_device_name(device)
-            raise ConfigInvalid(f"precision is bf16 and the {name} only emulates it", fix="set precision: fp16")
+            raise ConfigInvalid(f"precision is bf16, which {name} only emulates", fix="set precision: fp16")
         best = "bf16" if has_bf16 else "fp16"
     else:
         best = "bf16" if "amx_bf16" in hardware.cpu_flags() else "fp32"

@@ -1,7 +1,7 @@
 """Several processes that train one network: how they find each other, agree, and are started and ended.
 
-The only file of the stages that reads the environment: `torchrun` and the training operators of Kubernetes say
-there who a process is, and `run_workers` says the same to the workers it starts. Wakes torch only when used.
+The only file of the stages that reads the environment: `torchrun` and the training operators of Kubernetes
+say there who a process is, and `run_workers` says the same to its workers. Wakes torch only when used.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from components.contract import ConfigInvalid, ExitCode, StageFailed, Terminated
+from components.errors import ConfigInvalid, ExitCode, StageFailed, Terminated
 from components.training.stopping import StopRequest
 
 if TYPE_CHECKING:
@@ -123,18 +123,18 @@ def joined_group() -> Iterator[Group]:
 def run_workers(module: str, argument: str, *, count: int, threads: int) -> list[int]:
     """Run `python -m module argument` in `count` processes that form a group; return their exit statuses.
 
-    SIGTERM and SIGINT are passed on to the workers. Once one has failed or all were asked to stop, the others
-    have GRACE_S to end, then they are killed. They share `threads`, and die with this process whatever ends it.
+    They share `threads`, and die with this process whatever ends it. SIGTERM and SIGINT are passed on. Then,
+    and also when one of them has failed, they have GRACE_S to end before they are killed.
     Raises Terminated or KeyboardInterrupt if they were stopped, StageFailed if a signal ended one of them.
     """
-    import torch.distributed as dist
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]
 
-    store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     workers: list[subprocess.Popen[bytes]] = []
     with StopRequest() as stop:
         try:
             for rank in range(count):
-                environment = _worker_environment(rank, count, threads=max(1, threads // count), port=store.port)
+                environment = _worker_environment(rank, count, max(1, threads // count), store.port)
                 workers.append(subprocess.Popen([sys.executable, "-m", module, argument], env=environment))
             statuses = _wait(workers, stop)
         finally:
@@ -160,7 +160,7 @@ def _checked(statuses: list[int | None], stop: StopRequest) -> list[int]:
     return [status or 0 for status in statuses]
 
 
-def _worker_environment(rank: int, count: int, *, threads: int, port: int) -> dict[str, str]:
+def _worker_environment(rank: int, count: int, threads: int, port: int) -> dict[str, str]:
     return os.environ | {
         "RANK": str(rank),
         "LOCAL_RANK": str(rank),
@@ -176,7 +176,7 @@ def _worker_environment(rank: int, count: int, *, threads: int, port: int) -> di
 
 
 def _wait(workers: Sequence[subprocess.Popen[bytes]], stop: StopRequest) -> list[int | None]:
-    """Until all have ended, or GRACE_S after one failed or a stop was asked for: their exit statuses by then."""
+    """The exit statuses once all have ended, or GRACE_S after one failed or all were asked to stop."""
     deadline = float("inf")
     asked = False
     while None in (statuses := [worker.poll() for worker in workers]) and time.monotonic() < deadline:

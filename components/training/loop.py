@@ -7,16 +7,14 @@ import hashlib
 import math
 import signal
 import time
-from collections import Counter
-from collections.abc import Iterator, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Mapping, Sequence
+from contextlib import nullcontext
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from safetensors.torch import save
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn import functional
@@ -25,10 +23,11 @@ from torch.optim.swa_utils import AveragedModel
 
 from components import models
 from components.artifacts import Artifact, DatasetSpec, InputSpec
-from components.contract import Output, StageFailed, Terminated, canonical_json
+from components.contract import Output, canonical_json
+from components.errors import ConfigInvalid, StageFailed, Terminated
 from components.images import batches
 from components.training.augment import augment, draw
-from components.training.checkpoint import Checkpoint, CheckpointStore
+from components.training.checkpoint import Checkpoint, CheckpointStore, capture, restore
 from components.training.config import Hyperparameters
 from components.training.device import choose_device, choose_dtype, gemm_flops_per_s
 from components.training.distributed import Group, joined_group
@@ -70,8 +69,8 @@ def fit(
 ) -> Fitted:
     """Train `model`, in place, on the train split of `data`, and evaluate it on the test split every epoch.
 
-    With `distillation` the loss includes the logits of `teacher`. In a process that torchrun started, it joins
-    the others. Checkpoints go to `out.scratch`, and a training that was interrupted goes on from the newest.
+    With `distillation` the loss includes `teacher`'s logits. In a process that torchrun started, it joins the
+    others. Checkpoints go to `out.scratch`, and a training that was interrupted goes on from the newest.
     Raises StageFailed if the loss is no longer finite; Terminated (KeyboardInterrupt) once the state is saved
     after SIGTERM (SIGINT); ConfigInvalid if the hardware lacks what `config` names.
     """
@@ -83,7 +82,7 @@ def fit(
 def evaluate(
     model: nn.Module, data: Artifact[DatasetSpec], input_spec: InputSpec, split: str = "test"
 ) -> NDArray[np.float32]:
-    """Logits (rows, classes) of `model` over a split of `data`, in fp32 on the device that the model is on."""
+    """Logits (rows, classes) of `model` over a split of `data`, in fp32, on the model's device."""
     images = ImageSet(data, split, input_spec, next(model.parameters()).device)
     was_training = model.training
     model.eval()
@@ -102,7 +101,7 @@ class _Progress:
 
     epoch: int = 0
     step: int = 0
-    loss_sum: float = 0.0  # of this worker, over the steps of the current epoch
+    loss_sum: float = 0.0  # over the steps of the current epoch, of all workers
     correct: float = 0.0
     images: int = 0  # over all epochs and workers
     seconds: dict[str, float] = field(default_factory=dict)
@@ -131,10 +130,10 @@ class _Training:
             out.scratch / f"checkpoints-{_fingerprint(model, data, config, teacher, distillation)}"
         )
 
-        self.model = model.train().to(device=self.device, memory_format=self.layout)
+        self.model = _placed(model.train(), self.device, self.layout)
         self.teacher = copy.deepcopy(teacher)
         if self.teacher is not None:
-            self.teacher.eval().requires_grad_(False).to(device=self.device, memory_format=self.layout)
+            _placed(self.teacher.eval().requires_grad_(False), self.device, self.layout)
         self.average = _average(self.model, config.ema_decay) if config.ema_decay else None
         self.optimizer = build_optimizer(self.model, config)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
@@ -171,12 +170,12 @@ class _Training:
 
         def reduce_bucket(state: None, bucket: Any) -> torch.futures.Future[Tensor]:
             self.stopwatch.lap("compute")  # the last bucket's lap begins the wait
-            return allreduce_hook(None, bucket)
+            return allreduce_hook(network.process_group, bucket)
 
         network.register_comm_hook(None, reduce_bucket)
         return network
 
-    # ------------------------------------------------------------------------------------------------ training
+    # ---------------------------------------------------------------------------------------------- training
 
     def _train_epoch(self) -> None:
         order = torch.randperm(len(self.train_set), generator=self._generator("order"))
@@ -186,9 +185,7 @@ class _Training:
             self._train_step(order[start : start + self.batch_size])
             self.progress.step += 1
             self.progress.images += self.batch_size
-            self._leave_if_needed()
-            if time.monotonic() - self.saved_at >= self.config.checkpoint_every_s:
-                self._save()
+            self._heed()
 
     def _train_step(self, rows: Tensor) -> None:
         """One optimizer step with the images of `rows`, of which this worker takes its share in parts."""
@@ -196,17 +193,12 @@ class _Training:
             group["lr"] = self._learning_rate()
         torch.manual_seed(self._seed("network", self.progress.step, self.group.rank))
         parts = self._parts(rows)
-        buffers = [buffer.clone() for buffer in self.model.buffers()] if len(parts) > 1 else []
+        changed = [*self.model.buffers(), self.sums]  # by the parts, before the step is whole
+        before = [tensor.clone() for tensor in changed] if len(parts) > 1 else []
         for index, (part, uniform) in enumerate(parts):
             if index:
-                self._leave_if_needed(buffers)
-            x, labels = self._batch(part, uniform)
-            self.stopwatch.lap("data")
-            with self._no_sync_before(index == len(parts) - 1):
-                loss = self._loss(x, labels) / len(parts)
-                self.scaler.scale(loss).backward()
-            self.stopwatch.lap("compute" if self.group.size == 1 else "communication")
-            self.sums[0] += loss.detach()
+                self._heed(undo=list(zip(changed, before, strict=True)))
+            self._add_gradients(part, uniform, share=1 / len(parts), last=index == len(parts) - 1)
         self.scaler.step(self.optimizer)
         self.scaler.update()
         self.optimizer.zero_grad()
@@ -224,18 +216,21 @@ class _Training:
         share = len(rows) // self.group.size
         mine = slice(self.group.rank * share, (self.group.rank + 1) * share)
         size = share // self.config.accumulate
-        return list(zip(rows[mine].split(size), uniform[mine].split(size), strict=True))
+        return list(zip(torch.split(rows[mine], size), torch.split(uniform[mine], size), strict=True))
 
-    def _batch(self, rows: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+    def _add_gradients(self, rows: Tensor, uniform: Tensor, *, share: float, last: bool) -> None:
+        """Forward and backward; only the last part of a batch waits for the other workers' gradients."""
         rows, uniform = rows.to(self.device), uniform.to(self.device)
         pixels = augment(self.train_set.pixels_nchw(rows), uniform, self.config.augment)
-        return self.train_set.normalise(pixels, self.layout), self.train_set.labels[rows]
-
-    def _no_sync_before(self, last: bool) -> AbstractContextManager[None]:
-        """Gradients of all parts but the last only add up locally."""
-        if isinstance(self.network, DistributedDataParallel) and not last:
-            return self.network.no_sync()
-        return nullcontext()
+        x, labels = self.train_set.normalise(pixels, self.layout), self.train_set.labels[rows]
+        self.stopwatch.lap("data")
+        network = self.network
+        is_shared = isinstance(network, DistributedDataParallel)
+        with network.no_sync() if is_shared and not last else nullcontext():
+            loss = self._loss(x, labels) * share
+            torch.autograd.backward(self.scaler.scale(loss))
+        self.stopwatch.lap("communication" if is_shared and last else "compute")
+        self.sums[0] += loss.detach()
 
     def _loss(self, x: Tensor, labels: Tensor) -> Tensor:
         logits = self._forward(self.network, x)
@@ -248,58 +243,231 @@ class _Training:
         return self.distillation(logits, teacher_logits, loss)
 
     def _forward(self, network: nn.Module, x: Tensor) -> Tensor:
-        mixed = self.dtype != torch.float32
-        with torch.autocast(self.device.type, dtype=self.dtype if mixed else None, enabled=mixed):
-            return network(x).float()
+        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            logits: Tensor = network(x)
+        return logits.float()
 
     def _learning_rate(self) -> float:
         step = self.progress.epoch * self.steps_per_epoch + self.progress.step
         return peak_learning_rate(self.config) * rate_factor(step, self.steps_per_epoch, self.config)
 
     def _seed(self, *what: object) -> int:
-        """A seed for one use in one epoch: randomness depends on where the training is, not on how it got there."""
+        """A seed for one use: what is drawn depends on where the training is, not on how it got there."""
         key = repr((self.config.seed, self.progress.epoch, *what))
         return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7])
 
     def _generator(self, *what: object) -> torch.Generator:
         return torch.Generator().manual_seed(self._seed(*what))
 
-    # -------------------------------------------------------------------------------------------- after an epoch
+    # -------------------------------------------------------------------------------------- at an epoch's end
 
     def _finish_epoch(self) -> None:
         learning_rate = self._learning_rate()
-        loss_sum, correct = self.group.sum(self.sums.tolist())
-        seconds = self._take_seconds()
         test_accuracy = self._test_accuracy()
-        seconds["evaluation"] = self._take_seconds()["evaluation"]
-        images = self.steps_per_epoch * self.batch_size
+        loss_sum, correct = self.group.sum(self.sums.tolist())
         row = {
             "epoch": self.progress.epoch + 1,
             "loss": loss_sum / (self.steps_per_epoch * self.group.size),
-            "train_accuracy": correct / images,
+            "train_accuracy": correct / (self.steps_per_epoch * self.batch_size),
             "test_accuracy": test_accuracy,
             "learning_rate": learning_rate,
         }
         self.progress.history.append(row)
         self.progress.epoch, self.progress.step = self.progress.epoch + 1, 0
         self.sums.zero_()
+        self._count_time()
         if self.group.rank == 0:
-            self._report_epoch(row | {"images_per_s": images / _training_seconds(seconds)})
+            self._report_epoch(row)
 
     def _test_accuracy(self) -> float:
-        """Top-1 of the network as it will be handed over, in fp32; every worker takes a part of the rows."""
+        """Top-1 of the network that would be handed over now, in fp32; each worker takes some of the rows."""
         model = self._result().eval()
         self.group.share(list(model.buffers()))
         correct = 0
-        size = EVALUATION_BATCH * self.group.size
-        for rows in batches(len(self.test_set), size):
-            mine = slice(rows.start + self.group.rank * EVALUATION_BATCH, rows.stop)
-            mine = slice(mine.start, min(mine.start + EVALUATION_BATCH, mine.stop))
+        for rows in batches(len(self.test_set), EVALUATION_BATCH * self.group.size):
+            start = rows.start + self.group.rank * EVALUATION_BATCH
+            mine = slice(start, min(start + EVALUATION_BATCH, len(self.test_set)))
             if mine.start < mine.stop:
                 with torch.no_grad():
                     logits = model(self.test_set.normalise(self.test_set.pixels_nchw(mine), self.layout))
                 correct += int((logits.argmax(dim=1) == self.test_set.labels[mine]).sum())
-            self._leave_if_needed()
+            self._heed()
         model.train()
         self.stopwatch.lap("evaluation")
         return self.group.sum([correct])[0] / len(self.test_set)
+
+    def _result(self) -> nn.Module:
+        return self.model if self.average is None else self.average.module
+
+    def _fitted(self) -> Fitted:
+        rate = self.progress.images / _training_s(self.progress.seconds)
+        macs = models.count(self.model, self.input_spec)[1]
+        flops_per_image = 3 * 2 * macs  # the backward pass costs twice the forward pass
+        if self.teacher is not None:
+            flops_per_image += 2 * models.count(self.teacher, self.input_spec)[1]
+        peak_flops_per_s = self.group.sum([gemm_flops_per_s(self.device, self.dtype)])[0]
+        metrics = {
+            **{name: value for name, value in self.progress.history[-1].items() if name != "epoch"},
+            **{f"{phase}_s": seconds for phase, seconds in self.progress.seconds.items()},
+            "images_per_s": rate,
+            "gemm_peak_gflops_per_s": peak_flops_per_s / 1e9,
+            "gemm_peak_share": rate * flops_per_image / peak_flops_per_s,
+        }
+        model = _placed(self._result().eval(), torch.device("cpu"), torch.contiguous_format)
+        return Fitted(model, tuple(self.progress.history), metrics)
+
+    # ---------------------------------------------------------------------- what happens between steps
+
+    def _heed(self, undo: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
+        """Do together what any worker has a reason for: fail, save, stop.
+
+        undo: inside of a step, the tensors that its first parts changed, and what they held before it.
+        """
+        now = time.monotonic()
+        is_reporting = now - self.reported_at >= REPORT_EVERY_S
+        if is_reporting:
+            self.reported_at = now
+            self._report_step()
+        at_end = self.progress.step == self.steps_per_epoch
+        is_cheap = self.device.type == "cpu"  # on a GPU, to look at the loss is to wait for it
+        is_bad = (is_cheap or is_reporting or at_end) and not math.isfinite(self.sums[0].item())
+        is_due = not undo and now - self.saved_at >= self.config.checkpoint_every_s
+        stopped_by, any_bad, any_due = self.group.max([self.stop.signal, is_bad, is_due])
+        if any_bad:
+            raise self._not_finite()
+        if stopped_by:
+            for tensor, before in undo:
+                tensor.copy_(before)
+        if stopped_by or any_due:
+            self._save()
+        if stopped_by:
+            self._leave(stopped_by)
+
+    def _leave(self, stopped_by: float) -> NoReturn:
+        if stopped_by == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise Terminated(
+            "the training was stopped by SIGTERM",
+            why=f"saved after epoch {self.progress.epoch}, step {self.progress.step} of the next",
+            fix="run again to resume",
+        )
+
+    def _not_finite(self) -> StageFailed:
+        rate = peak_learning_rate(self.config)
+        return StageFailed(
+            f"the loss is no longer finite in epoch {self.progress.epoch + 1}, step {self.progress.step}",
+            why=f"most often the learning rate is too high: its peak is {rate:g}, in {_name(self.dtype)}",
+            fix=f"lower learning_rate, for example to {rate / 5:g}, or raise warmup_epochs",
+        )
+
+    def _save(self) -> None:
+        self.progress.loss_sum, self.progress.correct = self.group.sum(self.sums.tolist())
+        self._count_time()
+        if self.group.rank == 0:
+            tensors, scaler = capture(self.model, self.average, self.optimizer, self.scaler)
+            checkpoint = Checkpoint(tensors, {"progress": asdict(self.progress), "scaler": scaler})
+            done = self.progress.epoch * (self.steps_per_epoch + 1) + self.progress.step
+            self.store.write(done, checkpoint)
+        self.stopwatch.lap("checkpoint")
+        self.saved_at = time.monotonic()
+
+    def _resume(self) -> None:
+        data = self.group.share_bytes(self.store.read_newest() if self.group.rank == 0 else None)
+        if data is None:
+            return
+        checkpoint = Checkpoint.from_bytes(data)
+        self.progress = _Progress(**checkpoint.state["progress"])
+        if self.group.rank == 0:
+            self.sums += torch.tensor([self.progress.loss_sum, self.progress.correct], device=self.device)
+            print(f"resuming after epoch {self.progress.epoch}, step {self.progress.step}", flush=True)
+        restore(
+            checkpoint.tensors,
+            checkpoint.state["scaler"],
+            self.model,
+            self.average,
+            self.optimizer,
+            self.scaler,
+        )
+
+    def _count_time(self) -> None:
+        for phase, seconds in self.stopwatch.take().items():
+            self.progress.seconds[phase] = self.progress.seconds.get(phase, 0.0) + seconds
+
+    # ------------------------------------------------------------------------------------------- what is told
+
+    def _report_step(self) -> None:
+        if self.group.rank == 0 and self.progress.step:
+            done = self.progress.epoch * self.steps_per_epoch + self.progress.step
+            loss = self.sums[0].item() / self.progress.step
+            note = f"epoch {self.progress.epoch + 1}/{self.config.epochs}, loss {loss:.3f}"
+            self.out.progress(done, self.config.epochs * self.steps_per_epoch, "step", note)
+
+    def _report_epoch(self, row: dict[str, float]) -> None:
+        rate = self.progress.images / _training_s(self.progress.seconds)
+        for name, value in (row | {"images_per_s": rate}).items():
+            if name != "epoch":
+                self.out.metric(name, value, index=int(row["epoch"]))
+        print(
+            f"epoch {row['epoch']}/{self.config.epochs}: loss {row['loss']:.4f},"
+            f" train {row['train_accuracy']:.2%}, test {row['test_accuracy']:.2%},"
+            f" learning rate {row['learning_rate']:.2g}, {rate:.0f} images/s",
+            flush=True,
+        )
+
+
+def _placed(model: nn.Module, device: torch.device, layout: torch.memory_format) -> nn.Module:
+    return model.to(device=device, memory_format=layout)  # type: ignore[call-overload, no-any-return]
+
+
+def _training_s(seconds: Mapping[str, float]) -> float:
+    return sum(seconds.get(phase, 0.0) for phase in ("data", "compute", "communication"))
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+def _batch_size(rows: int, config: Hyperparameters, group: Group) -> int:
+    """Images per step: what the config says, or as many as there are."""
+    shares = group.size * config.accumulate
+    if config.batch_size % shares:
+        raise ConfigInvalid(
+            f"batch_size {config.batch_size} is not a multiple of {shares}",
+            why=f"it is shared by {group.size} workers, each in {config.accumulate} parts",
+        )
+    size = min(config.batch_size, rows - rows % shares)
+    if size == 0:
+        raise ConfigInvalid(f"{rows} images are too few for {shares} shares of a batch")
+    if size < config.batch_size:
+        print(f"the batch is {size} images instead of {config.batch_size}: there are no more", flush=True)
+    return size
+
+
+def _average(model: nn.Module, decay: float) -> AveragedModel:
+    """An exponential moving average of the weights that forgets faster at first, for short trainings."""
+
+    def blend(average: Tensor, current: Tensor, count: Tensor | int) -> Tensor:
+        if not average.is_floating_point():
+            return current
+        return average.lerp(current, 1 - min(decay, float((1 + count) / (10 + count))))
+
+    return AveragedModel(model, avg_fn=blend, use_buffers=True)
+
+
+def _fingerprint(
+    model: nn.Module,
+    data: Artifact[DatasetSpec],
+    config: Hyperparameters,
+    teacher: nn.Module | None,
+    distillation: DistillationLoss | None,
+) -> str:
+    """What tells this training from another one: a checkpoint of another is not resumed."""
+    decisive = set(Hyperparameters.model_fields) - {"checkpoint_every_s"}
+    settings = config.model_dump(mode="json", include=decisive)
+    weights = [_weights_digest(network) for network in (model, teacher) if network is not None]
+    text = canonical_json([settings, data.digest, weights, repr(distillation)])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _weights_digest(model: nn.Module) -> str:
+    return hashlib.sha256(Checkpoint(dict(model.state_dict()), {}).to_bytes()).hexdigest()

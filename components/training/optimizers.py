@@ -49,13 +49,13 @@ class Lars(Optimizer):
         for group in self.param_groups:
             for parameter in group["params"]:
                 if parameter.grad is not None:
-                    self._change(parameter, group)
+                    self._change(parameter, parameter.grad, group)
 
-    def _change(self, parameter: Tensor, group: dict[str, Any]) -> None:
+    def _change(self, parameter: Tensor, gradient: Tensor, group: dict[str, Any]) -> None:
         decay = group["weight_decay"]
-        update = parameter.grad.add(parameter, alpha=decay)
+        update = gradient.add(parameter, alpha=decay)
         if group["adapt"]:
-            weight_norm, gradient_norm = parameter.norm(), parameter.grad.norm()
+            weight_norm, gradient_norm = parameter.norm(), gradient.norm()
             ratio = group["trust"] * weight_norm / (gradient_norm + decay * weight_norm)
             update *= torch.where((weight_norm > 0) & (gradient_norm > 0), ratio, 1.0)
         state = self.state[parameter]

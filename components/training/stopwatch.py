@@ -3,9 +3,36 @@
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
+from itertools import pairwise
+from typing import Any, Protocol
 
 import torch
+
+
+class Mark(Protocol):
+    """A moment."""
+
+    def seconds_until(self, later: Any) -> float:
+        """The time to another mark of the same kind."""
+        ...
+
+
+class _CpuMark:
+    def __init__(self) -> None:
+        self._at_s = time.perf_counter()
+
+    def seconds_until(self, later: _CpuMark) -> float:
+        return later._at_s - self._at_s
+
+
+class _GpuMark:
+    def __init__(self) -> None:
+        self._event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+        self._event.record()
+
+    def seconds_until(self, later: _GpuMark) -> float:
+        return float(self._event.elapsed_time(later._event)) / 1000
 
 
 class Stopwatch:
@@ -13,7 +40,7 @@ class Stopwatch:
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
-        self._marks: list[tuple[str, float | torch.cuda.Event]] = []
+        self._marks: list[tuple[str, Mark]] = []
         self.start()
 
     def start(self) -> None:
@@ -22,29 +49,15 @@ class Stopwatch:
 
     def lap(self, phase: str) -> None:
         """The time since the last mark belongs to `phase`."""
-        self._marks.append((phase, self._now()))
+        self._marks.append((phase, _GpuMark() if self._on_gpu else _CpuMark()))
 
-    def take(self) -> Counter[str]:
+    def take(self) -> dict[str, float]:
         """Seconds by phase since the last call."""
         if self._on_gpu:
             torch.cuda.synchronize()
-        seconds: Counter[str] = Counter()
-        for (_, before), (phase, after) in zip(self._marks, self._marks[1:], strict=False):
-            seconds[phase] += _seconds_between(before, after)
-        del seconds[""]
+        seconds: defaultdict[str, float] = defaultdict(float)
+        for (_, before), (phase, after) in pairwise(self._marks):
+            seconds[phase] += before.seconds_until(after)
+        seconds.pop("", None)
         self._marks = self._marks[-1:]
-        return seconds
-
-    def _now(self) -> float | torch.cuda.Event:
-        if not self._on_gpu:
-            return time.perf_counter()
-        event = torch.cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-
-def _seconds_between(before: float | torch.cuda.Event, after: float | torch.cuda.Event) -> float:
-    if isinstance(before, float):
-        assert isinstance(after, float)
-        return after - before
-    return before.elapsed_time(after) / 1000
+        return dict(seconds)

@@ -85,7 +85,7 @@ class Cifar10(Source):
         if self.url is not None and self.sha256 is not None:
             from components.prepare.download import download
 
-            fetched = out.scratch / "cifar-10.tar.gz"
+            fetched = out.scratch / f"{self.sha256}.tar.gz"
             download(self.url, sha256=self.sha256, to=fetched, out=out)
             return fetched
         assert self.path is not None

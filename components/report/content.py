@@ -1,0 +1,149 @@
+"""What a report is written from: everything that the artifacts of a run say, checked once."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+
+from components.artifacts import (
+    Artifact,
+    DatasetSpec,
+    EngineSpec,
+    MeasurementsSpec,
+    ModelSpec,
+)
+from components.contract import StageFailed, validate
+from components.goals import Decision, Goals, decide
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+
+@dataclass(frozen=True)
+class Training:
+    """One training and its curves: a row an epoch. `names`: the variants that have this very network."""
+
+    names: tuple[str, ...]
+    history: tuple[dict[str, float], ...]
+
+    def curve(self, key: str) -> list[tuple[float, float]]:
+        """(epoch, value) of the rows that have a finite `key`."""
+        return [
+            (row["epoch"], row[key])
+            for row in self.history
+            if "epoch" in row and math.isfinite(row.get(key, math.nan))
+        ]
+
+
+@dataclass(frozen=True)
+class StepCost:
+    """What one step of the run took when it was run."""
+
+    name: str
+    stage: str
+    seconds: float
+    peak_rss_bytes: int
+    started_at_s: float
+
+
+@dataclass(frozen=True)
+class Content:
+    """All that is shown. latency_ms: the samples of each measured engine at batch 1."""
+
+    goals: Goals
+    decision: Decision
+    measurements: MeasurementsSpec
+    engines: dict[str, EngineSpec]
+    data: DatasetSpec
+    trainings: tuple[Training, ...]
+    steps: tuple[StepCost, ...]
+    latency_ms: dict[str, NDArray[np.float64]]
+
+
+def gather(
+    goals: Goals,
+    measured: Artifact[MeasurementsSpec],
+    engines: Mapping[str, Artifact[EngineSpec]],
+    models: Mapping[str, Artifact[ModelSpec]],
+    data: Artifact[DatasetSpec],
+) -> Content:
+    """Read the artifacts.
+
+    Raises StageFailed if the measurements are of other engines than `engines`, or miss samples.
+    """
+    if set(measured.spec.engines) != set(engines):
+        raise StageFailed(
+            "the measurements are not of these engines",
+            why=f"they are of {', '.join(measured.spec.engines)}; given are {', '.join(engines)}",
+        )
+    in_order = {name: measured.spec.engines[name] for name in engines}
+    return Content(
+        goals=goals,
+        decision=decide(goals, measured.spec),
+        measurements=measured.spec.model_copy(update={"engines": in_order}),
+        engines={name: engine.spec for name, engine in engines.items()},
+        data=data.spec,
+        trainings=_trainings(models),
+        steps=_steps(measured, engines, models, data),
+        latency_ms=_latencies(measured, engines),
+    )
+
+
+def _trainings(models: Mapping[str, Artifact[ModelSpec]]) -> tuple[Training, ...]:
+    names_of: dict[str, list[str]] = {}
+    for name, model in models.items():
+        names_of.setdefault(model.digest, []).append(name)
+    trainings = (Training(tuple(names), _history(models[names[0]])) for names in names_of.values())
+    return tuple(training for training in trainings if training.history)
+
+
+def _history(model: Artifact[ModelSpec]) -> tuple[dict[str, float], ...]:
+    file = model.file("history.json")
+    try:
+        rows = json.loads(file.read_bytes())
+    except ValueError as error:
+        raise StageFailed(f"{file} is not JSON", why=str(error)) from None
+    history: tuple[dict[str, float], ...] = validate(tuple[dict[str, float], ...], rows, where=str(file))
+    return history
+
+
+def _steps(
+    measured: Artifact[MeasurementsSpec],
+    engines: Mapping[str, Artifact[EngineSpec]],
+    models: Mapping[str, Artifact[ModelSpec]],
+    data: Artifact[DatasetSpec],
+) -> tuple[StepCost, ...]:
+    """The steps that made these artifacts, each once, in the order in which they started."""
+    made: list[tuple[str, Artifact[Any]]] = [("", data)]
+    made += [*models.items(), *engines.items(), ("", measured)]
+    by_digest: dict[str, StepCost] = {}
+    for name, artifact in made:
+        lineage = artifact.manifest.lineage
+        step = StepCost(
+            name=name if lineage.stage in ("compress", "export") else "",
+            stage=lineage.stage,
+            seconds=lineage.seconds,
+            peak_rss_bytes=lineage.peak_rss_bytes,
+            started_at_s=lineage.started_at_s,
+        )
+        by_digest.setdefault(artifact.digest, step)
+    return tuple(sorted(by_digest.values(), key=lambda step: step.started_at_s))
+
+
+def _latencies(
+    measured: Artifact[MeasurementsSpec], engines: Iterable[str]
+) -> dict[str, NDArray[np.float64]]:
+    wanted = [name for name in engines if measured.spec.engines[name].status == "measured"]
+    file = measured.file("samples.npz")
+    try:
+        with np.load(file, allow_pickle=False) as samples:
+            return {name: np.asarray(samples[f"{name}@1"], np.float64).ravel() for name in wanted}
+    except (KeyError, ValueError) as error:
+        raise StageFailed(
+            f"{file} does not hold the samples of every measured engine", why=str(error)
+        ) from None

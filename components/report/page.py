@@ -1,0 +1,393 @@
+"""The page: what was chosen and why, the figures, the pictures, and what they depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from xml.etree.ElementTree import Element
+
+from components.artifacts import EngineFigures, EngineSpec, Interval
+from components.goals import Goals, Verdict
+from components.report import charts
+from components.report.colours import colour_classes, colour_of_training
+from components.report.content import Content
+from components.report.format import ABSENT, bounds, duration, megabytes, percent, plain
+from components.report.markup import Child, node, to_html
+from components.report.style import STYLE
+
+WIDE_PX, HALF_PX, NARROW_PX = 952, 466, 350
+
+# Nothing is loaded from anywhere and nothing runs, also if something hostile got past the escaping.
+_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
+
+_OBJECTIVES = {
+    "latency_ms_p50": "the least latency p50",
+    "latency_ms_p99": "the least latency p99",
+    "throughput": "the most images per second",
+    "size_bytes": "the least size",
+}
+
+
+def title_of(content: Content) -> str:
+    """One line that says what the report found."""
+    chosen = content.decision.chosen
+    return f"{chosen} was chosen" if chosen else "No engine meets the goals"
+
+
+def page(content: Content) -> str:
+    """The whole HTML document."""
+    classes = colour_classes(content.engines, reference=content.measurements.reference)
+    body = node(
+        "main",
+        _headline(content),
+        _figures_section(content, classes),
+        _accuracy_section(content, classes),
+        _latency_section(content, classes),
+        _throughput_section(content, classes),
+        _training_section(content, classes),
+        _time_section(content),
+        _engines_section(content, classes),
+        _environment_section(content),
+        _reading_section(content),
+    )
+    head = node(
+        "head",
+        node("meta", charset="utf-8"),
+        node("meta", http_equiv="Content-Security-Policy", content=_POLICY),
+        node("meta", name="viewport", content="width=device-width, initial-scale=1"),
+        node("title", title_of(content)),
+        node("style", STYLE),
+    )
+    return to_html(node("html", head, node("body", body), lang="en"))
+
+
+# ------------------------------------------------------------------------------------------------ the headline
+
+
+def _headline(content: Content) -> Element:
+    decision = content.decision
+    if decision.chosen is None:
+        nearest = f" The nearest is {decision.nearest}." if decision.nearest else ""
+        return node(
+            "header",
+            node("p", "No engine chosen", class_="eyebrow none"),
+            node("h1", title_of(content)),
+            node("p", f"{decision.reason}{nearest}", class_="lead"),
+            node("p", _goals_in_words(content.goals), class_="note"),
+        )
+    return node(
+        "header",
+        node("p", "Chosen engine", class_="eyebrow"),
+        node("h1", decision.chosen),
+        node("p", decision.reason, class_="lead"),
+        node("p", _goals_in_words(content.goals), class_="note"),
+        _tiles(content, content.measurements.engines[decision.chosen]),
+    )
+
+
+def _goals_in_words(goals: Goals) -> str:
+    allowed = [f"at most {plain(100 * goals.max_accuracy_drop, significant=2)} points of top-1 lost"]
+    if goals.max_latency_ms_p99 is not None:
+        allowed.append(f"latency p99 at most {plain(goals.max_latency_ms_p99)} ms")
+    if goals.max_size_mb is not None:
+        allowed.append(f"size at most {plain(goals.max_size_mb)} MB")
+    return f"Goals: {', '.join(allowed)}; then {_OBJECTIVES[goals.objective]}."
+
+
+def _tiles(content: Content, engine: EngineFigures) -> Element:
+    reference, best = content.measurements.reference, content.measurements.best_fp32
+    tiles = [
+        _tile("latency p50, batch 1", engine.latency_ms_p50, unit=" ms"),
+        _tile(f"faster than {reference}", engine.speedup_vs_reference, unit="×"),
+        _tile(f"faster than {best}", engine.speedup_vs_best_fp32, unit="×") if best else None,
+        _tile("top-1 accuracy", engine.accuracy_top1, unit=" %", scale=100, places=1),
+        node("div", node("b", megabytes(engine.size_bytes)), node("span", "size on disk"), class_="tile"),
+    ]
+    return node("div", tiles, class_="tiles")
+
+
+def _tile(
+    caption: str, interval: Interval | None, *, unit: str, scale: float = 1.0, places: int | None = None
+) -> Element | None:
+    if interval is None:
+        return None
+    return node(
+        "div",
+        node("b", _value(interval, scale, places) + unit),
+        node("span", caption),
+        node("span", bounds(interval, scale=scale, places=places)),
+        class_="tile",
+    )
+
+
+def _value(interval: Interval, scale: float = 1.0, places: int | None = None) -> str:
+    shown = interval.value * scale
+    return plain(shown) if places is None else f"{shown:,.{places}f}"
+
+
+# ------------------------------------------------------------------------------------------------- the figures
+
+
+def _figures_section(content: Content, classes: dict[str, str]) -> Element:
+    measurements = content.measurements
+    columns = ["engine", "accuracy, %", "size", "p50, ms", "p99, ms", f"vs {measurements.reference}"]
+    if measurements.best_fp32:
+        columns.append(f"vs {measurements.best_fp32}")
+    rows = [
+        _figures_row(columns, name, engine, content.decision.verdicts[name], classes[name])
+        for name, engine in measurements.engines.items()
+    ]
+    return node(
+        "section",
+        node("h2", "The engines"),
+        _table([*columns, "verdict"], rows),
+        node(
+            "p",
+            "Latency is that of one request of one image. Under each figure its 95 % interval. "
+            f"How many times faster than {measurements.reference}"
+            + (
+                f" and than {measurements.best_fp32}, the fastest other engine of the unmodified network in fp32, "
+                "is a ratio of p50."
+                if measurements.best_fp32
+                else " is a ratio of p50."
+            ),
+            class_="note",
+        ),
+    )
+
+
+def _figures_row(
+    columns: list[str], name: str, engine: EngineFigures, verdict: Verdict, class_: str
+) -> Element:
+    cells: list[list[Child]] = [
+        [_keyed(name, class_)],
+        _interval_cell(engine.accuracy_top1, scale=100, places=1),
+        [_nowrap(megabytes(engine.size_bytes) if engine.size_bytes else ABSENT)],
+        _interval_cell(engine.latency_ms_p50),
+        _interval_cell(engine.latency_ms_p99, engine.unquoted.get("latency_ms_p99", "")),
+        _interval_cell(engine.speedup_vs_reference),
+        _interval_cell(engine.speedup_vs_best_fp32),
+    ]
+    shown = [node("td", cell, data_label=column) for column, cell in zip(columns, cells, strict=False)]
+    badge = node("span", verdict.outcome, class_=f"badge {verdict.outcome.replace(' ', '-')}")
+    shown.append(node("td", badge, node("small", verdict.reason), class_="verdict", data_label="verdict"))
+    return node("tr", shown, class_="chosen" if verdict.outcome == "chosen" else None)
+
+
+def _interval_cell(
+    interval: Interval | None, absent: str = "", *, scale: float = 1.0, places: int | None = None
+) -> list[Child]:
+    if interval is None:
+        return [_nowrap(ABSENT), node("small", absent) if absent else None]
+    certain = interval.low == interval.high  # a ratio to itself
+    return [
+        _nowrap(_value(interval, scale, places)),
+        None if certain else node("small", bounds(interval, scale=scale, places=places)),
+    ]
+
+
+def _keyed(name: str, class_: str) -> Element:
+    """A name behind the dot of its colour."""
+    return node("span", node("span", "", class_=f"key {class_}"), node("span", name), class_="keyed")
+
+
+def _nowrap(text: str) -> Element:
+    return node("span", text, class_="value")
+
+
+def _table(columns: Iterable[str], rows: Iterable[Element]) -> Element:
+    head = node("tr", [node("th", name, class_="verdict" if name == "verdict" else None) for name in columns])
+    return node("table", node("thead", head), node("tbody", rows))
+
+
+# ------------------------------------------------------------------------------------------------ the pictures
+
+
+def _figure(
+    draw: Callable[[float], Element | None], caption: str = "", *, wide_px: float = WIDE_PX
+) -> Element | None:
+    """A picture drawn for a desktop and for a phone; the style sheet shows the one that suits."""
+    wide, narrow = draw(wide_px), draw(NARROW_PX)
+    if wide is None or narrow is None:
+        return None
+    return node(
+        "figure",
+        node("div", wide, class_="wide"),
+        node("div", narrow, class_="narrow"),
+        node("figcaption", caption) if caption else None,
+    )
+
+
+def _legend(names: Iterable[tuple[str, str]]) -> Element:
+    items = [node("li", _keyed(name, class_)) for name, class_ in names]
+    return node("ul", items, class_="legend")
+
+
+def _accuracy_section(content: Content, classes: dict[str, str]) -> Element:
+    caption = (
+        "Bars are 95 % intervals. The stepped line is the Pareto front: no engine is both faster and more accurate "
+        "than one on it. Dashed: the least accuracy that the goals allow. Ringed: the chosen engine."
+    )
+    return node(
+        "section",
+        node("h2", "Accuracy against latency"),
+        _figure(lambda width: charts.accuracy_against_latency(content, classes, width), caption),
+    )
+
+
+def _latency_section(content: Content, classes: dict[str, str]) -> Element:
+    measurements = content.measurements
+    caption = (
+        f"{measurements.rounds} rounds of {measurements.requests_per_round} requests, the engines in random order "
+        "in each round. Each density is scaled to its own height; the slowest requests, beyond the axis, are in "
+        "the samples."
+    )
+    return node(
+        "section",
+        node("h2", "How the latencies are distributed"),
+        _figure(lambda width: charts.latency_distributions(content, classes, width), caption),
+    )
+
+
+def _throughput_section(content: Content, classes: dict[str, str]) -> Element | None:
+    figure = _figure(lambda width: charts.throughput_by_batch(content, classes, width))
+    if figure is None:
+        return None
+    measured = {name: e for name, e in content.measurements.engines.items() if e.throughput}
+    batches = sorted({item.batch for engine in measured.values() for item in engine.throughput})
+    columns = ["engine", *(f"batch {batch}" for batch in batches)]
+    rows = []
+    for name, engine in measured.items():
+        by_batch = {item.batch: item.images_per_s for item in engine.throughput}
+        cells: list[list[Child]] = [[_keyed(name, classes[name])]]
+        cells += [_interval_cell(by_batch.get(batch)) for batch in batches]
+        chosen = name == content.decision.chosen
+        rows.append(
+            node(
+                "tr",
+                [node("td", cell, data_label=column) for column, cell in zip(columns, cells, strict=True)],
+                class_="chosen" if chosen else None,
+            )
+        )
+    return node(
+        "section",
+        node("h2", "Throughput, images per second"),
+        figure,
+        _table(columns, rows),
+    )
+
+
+def _training_section(content: Content, classes: dict[str, str]) -> Element | None:
+    reference = content.measurements.reference
+    colours = [
+        colour_of_training(training.names, classes, reference=reference) for training in content.trainings
+    ]
+
+    def curves(key: str, title: str, scale: float) -> Element | None:
+        return _figure(
+            lambda width: charts.training_curves(content.trainings, colours, key, title, width, scale=scale),
+            wide_px=HALF_PX,
+        )
+
+    pictures = [
+        figure
+        for figure in (
+            curves("loss", "training loss", 1),
+            curves("test_accuracy", "top-1 on the test split, %", 100),
+        )
+        if figure is not None
+    ]
+    if not pictures:
+        return None
+    names = [", ".join(training.names) for training in content.trainings]
+    return node(
+        "section",
+        node("h2", "Training and fine-tuning"),
+        _legend(zip(names, colours, strict=True)),
+        node("div", pictures, class_="pair"),
+    )
+
+
+def _time_section(content: Content) -> Element:
+    total = sum(step.seconds for step in content.steps)
+    caption = (
+        f"{duration(total)} in all, some of it side by side. Each step that made an artifact shown here, with its "
+        "peak memory; a step found in the cache is shown with what it took when it ran."
+    )
+    return node(
+        "section",
+        node("h2", "Where the time went"),
+        _figure(lambda width: charts.time_by_step(content.steps, width), caption),
+    )
+
+
+# --------------------------------------------------------------------------------------- what they depend on
+
+
+def _engines_section(content: Content, classes: dict[str, str]) -> Element:
+    parts: list[Child] = []
+    for name, engine in content.engines.items():
+        parts.append(node("h3", _keyed(name, classes[name])))
+        parts.append(_definitions(_engine_facts(engine)))
+        if engine.notes:
+            parts.append(node("ul", [node("li", note) for note in engine.notes]))
+    return node("section", node("h2", "What was exported"), parts)
+
+
+def _engine_facts(engine: EngineSpec) -> dict[str, str]:
+    facts = {"methods": " → ".join(engine.methods) or "none", "precision": engine.precision}
+    if engine.status == "not built":
+        return {**facts, "not built": engine.reason}
+    return {
+        **facts,
+        "multiply-accumulates": f"{plain(engine.macs / 1e6)} million an image",
+        "parameters": f"{engine.parameters:,}",
+        "agreement with torch": f"{percent(engine.top1_agreement)} of the test split have the same class; "
+        f"largest error of a logit {plain(engine.max_abs_error, significant=2)}",
+        **engine.identity,
+    }
+
+
+def _definitions(facts: dict[str, str]) -> Element:
+    return node(
+        "dl",
+        [(node("dt", key.replace("_", " ")), node("dd", value or ABSENT)) for key, value in facts.items()],
+    )
+
+
+def _environment_section(content: Content) -> Element:
+    measurements, data = content.measurements, content.data
+    splits = ", ".join(f"{split.rows:,} {name}" for name, split in data.splits.items())
+    facts = {
+        "data": f"{data.source}: {splits}; {len(data.class_names)} classes; {data.licence}",
+        "threads of each engine": str(measurements.threads),
+        "cost of timing": f"{plain(measurements.harness_us_per_request, significant=2)} µs a request",
+        "agreement of the rounds": _agreement(measurements.engines),
+    }
+    if measurements.cpu_pressure is not None:
+        facts["CPU pressure"] = f"{percent(measurements.cpu_pressure)} of the time some task waited for a CPU"
+    return node(
+        "section",
+        node("h2", "Data and machine"),
+        _definitions({**facts, **measurements.environment}),
+    )
+
+
+def _agreement(engines: dict[str, EngineFigures]) -> str:
+    spreads = {name: e.round_spread for name, e in engines.items() if e.round_spread is not None}
+    worst = max(spreads, key=lambda name: spreads[name])
+    return f"p50 of the rounds within {percent(spreads[worst])} of each other at worst ({worst})"
+
+
+def _reading_section(content: Content) -> Element:
+    return node(
+        "footer",
+        node(
+            "p",
+            "Intervals of latency, throughput and speed-ups: bootstrap over the rounds, 95 %; the rounds of two "
+            "engines are paired in their ratio, which is that of p50 at batch 1. A percentile is quoted only with "
+            "the samples that it needs (662 for p99). Accuracy: of each exported engine, measured on the test "
+            "split, with Wilson's interval.",
+            class_="note",
+        ),
+        node("p", "All figures are in figures.json and figures.csv beside this page.", class_="note"),
+    )

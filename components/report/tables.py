@@ -1,0 +1,87 @@
+"""The figures for programs: JSON as the measurements have them, CSV with a row an engine."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from dataclasses import asdict
+from typing import Any
+
+from components.artifacts import EngineFigures, Interval
+from components.report.content import Content
+
+INTERVALS = (
+    "accuracy_top1",
+    "latency_ms_p50",
+    "latency_ms_p90",
+    "latency_ms_p99",
+    "speedup_vs_reference",
+    "speedup_vs_best_fp32",
+)
+
+
+def figures_json(content: Content) -> str:
+    """Goals, decision, measurements, and the seconds of each step."""
+    decision = content.decision
+    return json.dumps(
+        {
+            "goals": content.goals.model_dump(mode="json"),
+            "chosen": decision.chosen,
+            "nearest": decision.nearest,
+            "reason": decision.reason,
+            "verdicts": {name: asdict(verdict) for name, verdict in decision.verdicts.items()},
+            "measurements": content.measurements.model_dump(mode="json"),
+            "steps": [asdict(step) for step in content.steps],
+        },
+        indent=1,
+    )
+
+
+def figures_csv(content: Content) -> str:
+    """A row an engine; an interval is three columns: the figure, `_low` and `_high`; no figure, no text."""
+    engines = content.measurements.engines
+    batches = sorted({item.batch for engine in engines.values() for item in engine.throughput})
+    rows = [
+        {"engine": name, "verdict": content.decision.verdicts[name].outcome, **_row(engine, batches)}
+        for name, engine in engines.items()
+    ]
+    text = io.StringIO(newline="")
+    writer = csv.DictWriter(text, fieldnames=list(rows[0]))
+    writer.writeheader()
+    writer.writerows({key: _harmless(value) for key, value in row.items()} for row in rows)
+    return text.getvalue()
+
+
+def _row(engine: EngineFigures, batches: list[int]) -> dict[str, Any]:
+    row: dict[str, Any] = {
+        "status": engine.status,
+        "target": engine.target,
+        "precision": engine.precision,
+        "methods": "+".join(engine.methods),
+        "size_bytes": engine.size_bytes,
+        "parameters": engine.parameters,
+        "macs": engine.macs,
+        "samples": engine.samples,
+        "round_spread": engine.round_spread,
+    }
+    for figure in INTERVALS:
+        row |= _columns(figure, getattr(engine, figure))
+    measured = {item.batch: item.images_per_s for item in engine.throughput}
+    for batch in batches:
+        row |= _columns(f"images_per_s_batch_{batch}", measured.get(batch))
+    return row | {"reason": engine.reason}
+
+
+def _columns(name: str, interval: Interval | None) -> dict[str, float | None]:
+    ends = (interval.value, interval.low, interval.high) if interval else (None, None, None)
+    return dict(zip((name, f"{name}_low", f"{name}_high"), ends, strict=True))
+
+
+def _harmless(value: Any) -> Any:
+    """Text that a spreadsheet would take for a formula gets a quote before it, as OWASP advises."""
+    return (
+        f"'{value}"
+        if isinstance(value, str) and value.startswith(("=", "+", "-", "@", "\t", "\r"))
+        else value
+    )

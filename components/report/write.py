@@ -1,0 +1,32 @@
+"""Write the report."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from components.artifacts import Artifact, DatasetSpec, EngineSpec, MeasurementsSpec, ModelSpec, ReportSpec
+from components.contract import Output, Result
+from components.goals import Goals
+from components.report.content import gather
+from components.report.page import page, title_of
+from components.report.tables import figures_csv, figures_json
+
+
+def write_report(
+    goals: Goals,
+    measured: Artifact[MeasurementsSpec],
+    engines: Mapping[str, Artifact[EngineSpec]],
+    models: Mapping[str, Artifact[ModelSpec]],
+    data: Artifact[DatasetSpec],
+    out: Output,
+) -> Result[ReportSpec]:
+    """Write `report.html`, `figures.json` and `figures.csv`; see `components.report.stage.run`."""
+    content = gather(goals, measured, engines, models, data)
+    for name, text in (
+        ("report.html", page(content)),
+        ("figures.json", figures_json(content)),
+        ("figures.csv", figures_csv(content)),
+    ):
+        # A lone surrogate in a name of the user's cannot be written as UTF-8; it becomes a question mark.
+        (out.path / name).write_bytes(text.encode(errors="replace"))
+    return Result(ReportSpec(title=title_of(content)))

@@ -1,0 +1,82 @@
+"""Training in several processes of this machine: the side that starts them, and what each of them runs."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import sys
+from pathlib import Path
+from typing import Any
+
+from components.artifacts import Artifact, DatasetSpec, ModelSpec, open_artifact
+from components.contract import Events, Output, Result, validate
+from components.errors import HpmlError, StageFailed, explained
+from components.train.stage import TrainConfig
+from components.training.distributed import die_with_parent, rank, run_workers
+
+
+def train_in_workers(config: TrainConfig, data: Artifact[DatasetSpec], out: Output) -> Result[ModelSpec]:
+    """Train in `config.nproc` processes; the first of them writes the model into `out.path`.
+
+    Raises what the first worker that failed raised; see `run_workers` for workers that are stopped or killed.
+    """
+    folder = out.scratch / "workers"
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir(parents=True)
+    task = {
+        "config": config.model_dump(mode="json"),
+        "data": str(data.path),
+        "path": str(out.path),
+        "scratch": str(out.scratch),
+        "events": str(out.events.path or ""),
+        "threads": max(1, out.threads // config.nproc),
+    }
+    (folder / "task.json").write_text(json.dumps(task))
+    statuses = run_workers(__name__, str(folder), count=config.nproc, threads=out.threads)
+    if any(statuses):
+        raise _failure(folder, statuses)
+    result = json.loads((folder / "result.json").read_text())
+    return Result(ModelSpec.model_validate(result["spec"]), result["metrics"], result["rejected"])
+
+
+def _failure(folder: Path, statuses: list[int]) -> HpmlError:
+    """The error of the worker that failed first: the others fail because it is gone."""
+    events = [json.loads(line) for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()]
+    if not events:
+        return StageFailed(f"the training workers ended with the exit codes {', '.join(map(str, statuses))}")
+    first = min(events, key=lambda event: float(event["time_s"]))
+    error = HpmlError(first["message"])
+    error.exit_code = first["exit_code"]
+    return error
+
+
+def main() -> None:
+    """Be one worker; the folder with the task is the only argument."""
+    die_with_parent()
+    folder = Path(sys.argv[1])
+    with explained(record=Events(folder / f"{rank()}.jsonl").write):
+        task = json.loads((folder / "task.json").read_text())
+        result = _train(task, folder)
+        if rank() == 0:
+            answer = {
+                "spec": result.spec.model_dump(mode="json"),
+                "metrics": dict(result.metrics),
+                "rejected": result.rejected,
+            }
+            (folder / "result.json").write_text(json.dumps(answer))
+
+
+def _train(task: dict[str, Any], folder: Path) -> Result[ModelSpec]:
+    from components.train.local import train
+
+    config: TrainConfig = validate(TrainConfig, task["config"], where="the config of train")
+    data = open_artifact(Path(task["data"]), kind="dataset", verify=False)  # its starter has verified it
+    place, events = Path(task["path"]), Events(Path(task["events"]) if task["events"] else None)
+    if rank() > 0:  # its copy of the model is not needed
+        place, events = folder / f"worker-{rank()}", Events(None)
+        place.mkdir()
+    return train(config, data, Output(place, Path(task["scratch"]), task["threads"], events))
+
+
+if __name__ == "__main__":
+    main()

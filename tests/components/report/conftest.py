@@ -1,0 +1,258 @@
+"""The artifacts of a whole run, as its stages would have written them, with latencies drawn from a model."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from components.artifacts import (
+    ArchitectureSpec,
+    Artifact,
+    DatasetSpec,
+    EngineSpec,
+    InputSpec,
+    Lineage,
+    MeasurementsSpec,
+    ModelSpec,
+    QuantizationSpec,
+    SplitSpec,
+    open_artifact,
+    seal_artifact,
+)
+from components.benchmark.figures import best_fp32, figures
+from components.contract import Config
+
+REFERENCE = "fp32/eager"
+ROUNDS, REQUESTS = 20, 50
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a made-up engine is like. latency_ms: its median at batch 1."""
+
+    methods: tuple[str, ...]
+    latency_ms: float
+    accuracy_top1: float
+    size_bytes: int
+    reason: str = ""  # why it was not built
+    target: str = "onnx"
+    notes: tuple[str, ...] = ()
+
+
+QUICKSTART = {
+    "fp32/eager": Variant((), 2.31, 0.981, 2_820_000, target="eager"),
+    "fp32/onnx": Variant((), 0.512, 0.981, 2_810_000),
+    "int8/onnx": Variant(
+        ("quantize",), 0.301, 0.979, 760_000, notes=("activations: uint8, measured 2.1x faster than int8",)
+    ),
+    "pruned+distilled/onnx": Variant(("prune", "distill"), 0.226, 0.974, 745_000),
+    "pruned+distilled+int8/onnx": Variant(("prune", "distill", "quantize"), 0.171, 0.973, 226_000),
+    "fp32/tensorrt": Variant(
+        (), 0, 0, 0, reason="tensorrt is not installed and there is no GPU", target="tensorrt"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Run:
+    """The inputs of the report, by the name of its parameters."""
+
+    measured: Artifact[MeasurementsSpec]
+    engines: dict[str, Artifact[EngineSpec]]
+    models: dict[str, Artifact[ModelSpec]]
+    data: Artifact[DatasetSpec]
+
+    @property
+    def inputs(self) -> dict[str, Any]:
+        """As keyword arguments."""
+        return vars(self)
+
+
+@dataclass
+class _Writer:
+    folder: Path
+    clock_s: float = 1_760_000_000.0
+    count: int = 0
+    made: list[Path] = field(default_factory=list)
+
+    def seal(self, stage: str, spec: Config, seconds: float, files: dict[str, Any]) -> Artifact[Any]:
+        self.count += 1
+        place = self.folder / f"artifact-{self.count}"
+        place.mkdir()
+        for name, content in files.items():
+            if name.endswith(".npz"):
+                np.savez(place / name, **content)
+            else:
+                (place / name).write_text(json.dumps(content))
+        lineage = Lineage(
+            stage=stage,
+            code_digest="",
+            config=None,
+            parents={},
+            libraries={},
+            started_at_s=self.clock_s,
+            seconds=seconds,
+            peak_rss_bytes=int(4e8 + 2e6 * seconds),
+        )
+        self.clock_s += seconds
+        seal_artifact(place, spec=spec, metrics={}, lineage=lineage)
+        return open_artifact(place, kind=str(type(spec).model_fields["kind"].default))
+
+
+def _curves(epochs: int, accuracy: float, start: float) -> list[dict[str, float]]:
+    return [
+        {
+            "epoch": epoch,
+            "loss": start * math.exp(-1.9 * epoch / epochs) + 0.02,
+            "test_accuracy": accuracy - 0.4 * math.exp(-4 * epoch / epochs) * start / 2.3,
+        }
+        for epoch in range(1, epochs + 1)
+    ]
+
+
+def _latencies(variant: Variant, speed: np.ndarray, rng: np.random.Generator) -> dict[int, np.ndarray]:
+    """Milliseconds by batch size: lognormal around the median, with a tail, and what slowed a whole round."""
+    tail = np.where(rng.random((ROUNDS, REQUESTS)) < 0.03, rng.uniform(1.2, 2.0, (ROUNDS, REQUESTS)), 1.0)
+    noise = np.exp(rng.normal(0, 0.05, (ROUNDS, REQUESTS)))
+    one = variant.latency_ms * speed * noise * tail
+    return {batch: one[:, :16] * batch**0.8 for batch in (8, 32)} | {1: one}
+
+
+@pytest.fixture
+def make_run(tmp_path: Path) -> Callable[..., Run]:
+    """make_run(variants, class_names=...): the artifacts of a run of these variants."""
+
+    def make(
+        variants: dict[str, Variant] = QUICKSTART,
+        *,
+        class_names: tuple[str, ...] = tuple("0123456789"),
+        environment: dict[str, str] | None = None,
+    ) -> Run:
+        writer = _Writer(tmp_path)
+        inputs = InputSpec(shape_chw=(1, 32, 32), mean=(0.13,), std=(0.31,))
+        data_spec = DatasetSpec(
+            class_names=class_names,
+            image_shape_hwc=(32, 32, 1),
+            splits={
+                "train": SplitSpec(rows=4000, class_counts=(400,) * 10),
+                "test": SplitSpec(rows=1000, class_counts=(100,) * 10),
+            },
+            mean=(0.13,),
+            std=(0.31,),
+            source="mnist5k",
+            licence="BSD-3-Clause",
+        )
+        data = writer.seal("prepare", data_spec, 1.4, {})
+        models = {"base": _model(writer, inputs, class_names, (), 0.981, 84.0, _curves(8, 0.981, 2.3))}
+        engines = {}
+        for name, variant in variants.items():
+            own = name.rpartition("/")[0]
+            if not variant.methods:
+                models.setdefault(own, models["base"])
+            elif own not in models:
+                history = [] if variant.methods[-1] == "quantize" else _curves(4, variant.accuracy_top1, 0.6)
+                seconds = 41.0 if history else 2.2
+                models[own] = _model(
+                    writer, inputs, class_names, variant.methods, variant.accuracy_top1, seconds, history
+                )
+            engines[name] = _engine(writer, variant, inputs, class_names)
+        return Run(_measure(writer, variants, engines, data_spec, environment), engines, models, data)
+
+    return make
+
+
+def _model(
+    writer: _Writer,
+    inputs: InputSpec,
+    class_names: tuple[str, ...],
+    methods: tuple[str, ...],
+    accuracy: float,
+    seconds: float,
+    history: list[dict[str, float]],
+) -> Artifact[ModelSpec]:
+    quantization = QuantizationSpec(
+        scheme="static",
+        weights="int8-per-channel",
+        activations="auto",
+        calibration="minmax",
+        calibration_rows=(1, 2),
+    )
+    spec = ModelSpec(
+        architecture=ArchitectureSpec(name="resnet18", arguments={"width": 16}),
+        input=inputs,
+        class_names=class_names,
+        methods=methods,
+        quantization=quantization if "quantize" in methods else None,
+        parameters=698_714,
+        macs=34_900_000,
+        accuracy_top1=accuracy,
+    )
+    return writer.seal("compress" if methods else "train", spec, seconds, {"history.json": history})
+
+
+def _engine(
+    writer: _Writer, variant: Variant, inputs: InputSpec, class_names: tuple[str, ...]
+) -> Artifact[EngineSpec]:
+    runtime = "torch 2.13.0+cpu" if variant.target == "eager" else f"{variant.target} 1.31.0"
+    spec = EngineSpec(
+        target={"target": variant.target},
+        status="not built" if variant.reason else "built",
+        reason=variant.reason,
+        file="model.onnx",
+        precision="int8" if "quantize" in variant.methods else "fp32",
+        methods=variant.methods,
+        input=inputs,
+        class_names=class_names,
+        identity={"runtime": runtime, "device": "cpu"},
+        notes=variant.notes,
+        size_bytes=variant.size_bytes,
+        parameters=698_714,
+        macs=34_900_000,
+        accuracy_top1=variant.accuracy_top1,
+        max_abs_error=2.1e-5,
+        top1_agreement=0.998,
+    )
+    return writer.seal("export", spec, 3.1, {})
+
+
+def _measure(
+    writer: _Writer,
+    variants: dict[str, Variant],
+    engines: dict[str, Artifact[EngineSpec]],
+    data: DatasetSpec,
+    environment: dict[str, str] | None,
+) -> Artifact[MeasurementsSpec]:
+    rng = np.random.default_rng(7)
+    speed = np.exp(rng.normal(0, 0.02, (ROUNDS, 1)))
+    latencies = {name: _latencies(v, speed, rng) for name, v in variants.items() if not v.reason}
+    fastest = best_fp32(engines, latencies, reference=REFERENCE)
+    spec = MeasurementsSpec(
+        reference=REFERENCE,
+        best_fp32=fastest,
+        engines=figures(
+            engines,
+            latencies,
+            data=data,
+            batch_sizes=(1, 8, 32),
+            reference=REFERENCE,
+            fastest_fp32=fastest,
+            seed=0,
+        ),
+        rounds=ROUNDS,
+        requests_per_round=REQUESTS,
+        threads=2,
+        seed=0,
+        environment=environment
+        or {"cpu": "Intel Xeon Processor cpu family 6 model 106", "cpu_flags": "avx2 avx512f avx512_vnni"},
+        harness_us_per_request=0.31,
+        cpu_pressure=0.021,
+    )
+    samples = {f"{name}@{batch}": array for name, of in latencies.items() for batch, array in of.items()}
+    return writer.seal("benchmark", spec, 21.7, {"samples.npz": samples})

@@ -1,0 +1,413 @@
+"""Events reach MLflow once each, whatever is killed, slow or down meanwhile."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import sqlite3
+import subprocess
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.contract import Unavailable
+from components.tracking import (
+    Outbox,
+    client,
+    drain,
+    ensure_store,
+    flatten,
+    keep_sending,
+    store_identity,
+    without_credentials,
+)
+
+
+@pytest.fixture(scope="session")
+def new_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    ensure_store(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def uri(new_store: Path, tmp_path: Path) -> str:
+    """A fresh local store."""
+    shutil.copy(new_store, tmp_path / "mlflow.db")
+    return f"sqlite:///{tmp_path / 'mlflow.db'}"
+
+
+@pytest.fixture
+def path(tmp_path: Path) -> Path:
+    return tmp_path / "run" / "outbox.jsonl"
+
+
+def write_a_run(path: Path, *, steps: int = 3, points: int = 5) -> None:
+    outbox = Outbox(path)
+    outbox.run_started("r1", "quickstart", {"data": {"source": "digits"}}, {"hpml.version": "1"})
+    for step in range(steps):
+        outbox.step_started(f"step{step}", {"lr": 0.1})
+        for index in range(points):
+            outbox.metric(f"step{step}", "loss", 1 / (1 + index), index, 1000.0 + index)
+        outbox.step_ended(f"step{step}", "done", {"accuracy": 0.9}, 2.5, {"hpml.digest": f"d{step}"})
+    outbox.run_ended("done")
+
+
+def tracked(uri: str, experiment: str = "quickstart") -> dict[str, Any]:
+    """The MLflow runs of an experiment by the name of their step, the pipeline's run under ""."""
+    mlflow = client(uri)
+    found = mlflow.get_experiment_by_name(experiment)
+    runs = mlflow.search_runs([found.experiment_id]) if found else []
+    by_step = {run.data.tags.get("hpml.step", ""): run for run in runs}
+    assert len(by_step) == len(runs), "a step was tracked twice"
+    return by_step
+
+
+def loss_points(uri: str, run: Any) -> list[tuple[int, float, int]]:
+    history = client(uri).get_metric_history(run.info.run_id, "loss")
+    return sorted((point.step, point.value, point.timestamp) for point in history)
+
+
+EXPECTED_LOSS = [(index, 1 / (1 + index), (1000 + index) * 1000) for index in range(5)]
+
+
+def check_the_run(uri: str, steps: int = 3) -> None:
+    runs = tracked(uri)
+    assert set(runs) == {"", *(f"step{step}" for step in range(steps))}
+    parent = runs[""]
+    assert parent.info.status == "FINISHED" and parent.info.end_time >= parent.info.start_time
+    assert parent.data.params == {"data.source": "digits"}
+    assert parent.data.tags["hpml.version"] == "1" and parent.data.tags["hpml.run"] == "r1"
+    for step in range(steps):
+        run = runs[f"step{step}"]
+        assert run.info.status == "FINISHED"
+        assert run.data.tags["mlflow.parentRunId"] == parent.info.run_id
+        assert run.data.tags["hpml.digest"] == f"d{step}"
+        assert run.data.params == {"lr": "0.1"}
+        assert run.data.metrics == {"loss": 0.2, "accuracy": 0.9, "seconds": 2.5}
+        assert loss_points(uri, run) == EXPECTED_LOSS
+
+
+def test_a_run_and_its_steps(path: Path, uri: str) -> None:
+    write_a_run(path)
+    drained = drain(path, uri)
+    assert (drained.remaining, drained.ended, drained.refused, drained.problem) == (0, True, (), "")
+    check_the_run(uri)
+    assert drain(path, uri) == drained
+
+
+def test_what_was_sent_but_not_acknowledged_is_sent_again_and_counts_once(path: Path, uri: str) -> None:
+    write_a_run(path)
+    drain(path, uri)
+    path.with_name("outbox.jsonl.sent").unlink()
+    drained = drain(path, uri)
+    assert drained.ended and not drained.refused
+    check_the_run(uri)
+
+
+def test_a_sender_killed_at_work_loses_and_doubles_nothing(path: Path, uri: str) -> None:
+    write_a_run(path, steps=60)
+    sender = subprocess.Popen([sys.executable, "-m", "components.tracking", str(path), uri])
+    try:
+        database = uri.removeprefix("sqlite:///")
+        while sender.poll() is None:
+            with sqlite3.connect(database) as store:
+                if store.execute("SELECT count(*) FROM runs").fetchone()[0] > 5:
+                    break
+            time.sleep(0.01)
+        assert sender.poll() is None, "the sender was done before it could be killed"
+    finally:
+        sender.kill()
+        sender.wait()
+    assert drain(path, uri).ended
+    check_the_run(uri, steps=60)
+
+
+def test_events_arrive_as_they_are_written(path: Path, uri: str) -> None:
+    outbox = Outbox(path)
+    outbox.run_started("r1", "quickstart", {})
+    stop = threading.Event()
+    done: list[Any] = []
+    sender = threading.Thread(target=lambda: done.append(keep_sending(path, uri, stop=stop)))
+    sender.start()
+    try:
+        outbox.step_started("train", {})
+        outbox.metric("train", "loss", 0.5, 0, 1000.0)
+        while "train" not in (runs := tracked(uri)) or "loss" not in runs["train"].data.metrics:
+            time.sleep(0.05)
+        assert tracked(uri)["train"].info.status == "RUNNING"
+        outbox.step_ended("train", "failed", {}, 1.0)
+        outbox.run_ended("failed")
+        sender.join(timeout=30)
+        assert not sender.is_alive(), "the sender did not stop after the run's end"
+    finally:
+        stop.set()
+        sender.join()
+    assert done[0].ended
+    assert tracked(uri)["train"].info.status == tracked(uri)[""].info.status == "FAILED"
+
+
+def test_an_outage_delays_and_loses_nothing(path: Path, tmp_path: Path, new_store: Path) -> None:
+    write_a_run(path)
+    place = tmp_path / "place"
+    place.write_text("a file where the store's folder should be")
+    uri = f"sqlite:///{place / 'mlflow.db'}"
+    drained = drain(path, uri)
+    assert drained.remaining == 23 and not drained.ended
+    assert "MLflow store" in drained.problem and "\n" not in drained.problem
+
+    place.unlink()
+    place.mkdir()
+    shutil.copy(new_store, place / "mlflow.db")
+    assert drain(path, uri).ended
+    check_the_run(uri)
+
+
+def test_sigterm_and_an_outage_end_the_sender_with_the_events_kept(path: Path) -> None:
+    write_a_run(path)
+    command = [sys.executable, "-m", "components.tracking", str(path), "http://user:hunter2@127.0.0.1:9"]
+    sender = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    time.sleep(0.5)
+    sender.send_signal(signal.SIGINT)  # Ctrl-C reaches the whole terminal; the sender carries on
+    sender.send_signal(signal.SIGTERM)
+    out, err = sender.communicate(timeout=60)
+    assert sender.returncode == 6
+    assert out == "" and err.startswith("23 tracking events not sent: the MLflow store at http://127.0.0.1:9")
+    assert "Connection refused" in err and "hunter2" not in err and len(err.splitlines()) == 1
+
+
+def test_the_sender_does_not_outlive_its_executor(path: Path) -> None:
+    Outbox(path).run_started("r1", "quickstart", {})
+    executor = (
+        "import subprocess, sys\n"
+        "sender = subprocess.Popen([sys.executable, '-m', 'components.tracking', *sys.argv[1:]])\n"
+        "print(sender.pid, flush=True)\n"
+        "sys.stdin.read()\n"
+    )
+    parent = subprocess.Popen(
+        [sys.executable, "-c", executor, str(path), "http://127.0.0.1:9"],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        text=True,
+    )
+    assert parent.stdout
+    sender = int(parent.stdout.readline())
+    time.sleep(0.5)
+    parent.kill()
+    parent.wait()
+    try:
+        for _ in range(600):
+            if (
+                not Path(f"/proc/{sender}").exists()
+                or "Z" in Path(f"/proc/{sender}/stat").read_text().split()[2]
+            ):
+                return
+            time.sleep(0.1)
+        raise AssertionError("the sender is still there")
+    finally:
+        parent.communicate()
+        if Path(f"/proc/{sender}").exists():
+            os.kill(sender, signal.SIGKILL)
+
+
+def test_two_senders_of_one_outbox_take_turns(path: Path, uri: str) -> None:
+    import fcntl
+
+    write_a_run(path)
+    with path.with_name("outbox.jsonl.lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        drained = drain(path, uri)
+    assert drained.remaining == 23 and "another process" in drained.problem
+    assert tracked(uri) == {}
+
+
+def test_a_resumed_run_is_the_same_run(path: Path, uri: str) -> None:
+    first = Outbox(path)
+    first.run_started("r1", "quickstart", {"a": 1})
+    first.step_started("train", {})
+    first.metric("train", "loss", 1.0, 0, 1000.0)
+    first.step_ended("train", "interrupted", {}, 1.0)
+    first.run_ended("interrupted")
+    assert drain(path, uri).ended
+    with path.open("ab") as file:
+        file.write(b'{"event": "ended", "run": "r1", "st')  # cut short by a crash
+    again = Outbox(path)
+    again.run_started("r1", "quickstart", {"a": 1})
+    again.step_started("train", {})
+    assert not drain(path, uri).ended
+    assert tracked(uri)[""].info.status == tracked(uri)["train"].info.status == "RUNNING"
+    again.metric("train", "loss", 0.5, 1, 1001.0)
+    again.step_ended("train", "done", {}, 1.0)
+    again.run_ended("done")
+    assert drain(path, uri).ended
+    runs = tracked(uri)
+    assert set(runs) == {"", "train"} and runs["train"].info.status == "FINISHED"
+    assert [point[:2] for point in loss_points(uri, runs["train"])] == [(0, 1.0), (1, 0.5)]
+
+
+def test_a_run_of_someone_else_is_adopted_and_left_open(
+    path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    mlflow = client(uri)
+    experiment = mlflow.create_experiment("ci")
+    adopted = mlflow.create_run(experiment).info.run_id
+    monkeypatch.setenv("MLFLOW_RUN_ID", adopted)
+    write_a_run(path)
+    assert drain(path, uri).ended
+    path.with_name("outbox.jsonl.sent").unlink()
+    assert drain(path, uri).ended
+    assert tracked(uri) == {}  # nothing in an experiment of our own
+    runs = tracked(uri, "ci")
+    assert runs[""].info.run_id == adopted and runs[""].info.status == "RUNNING"
+    assert runs[""].data.params == {"data.source": "digits"}
+    assert runs["step2"].data.tags["mlflow.parentRunId"] == adopted
+
+
+def test_what_mlflow_refuses_is_told_and_holds_up_nothing(path: Path, uri: str) -> None:
+    outbox = Outbox(path)
+    outbox.run_started("r1", "quickstart", {"a": 1})
+    outbox.run_started("r1", "quickstart", {"a": 1})
+    assert not drain(path, uri).refused
+    outbox.run_started("r1", "quickstart", {"a": 2}, {"later": "yes"})
+    outbox.run_ended("done")
+    drained = drain(path, uri)
+    assert drained.ended and len(drained.refused) == 1
+    assert drained.refused[0].startswith("the run: ") and "Changing param values" in drained.refused[0]
+    assert tracked(uri)[""].data.tags["later"] == "yes"
+
+
+def test_names_and_lengths_that_mlflow_does_not_allow_are_made_to_fit(path: Path, uri: str) -> None:
+    outbox = Outbox(path)
+    outbox.run_started("r1", "quickstart", {"variants": {"pruned+int8": "x" * 7000}})
+    outbox.step_started("a", {})
+    outbox.step_ended("a", "done", {"top@1": float("nan"), "p99": float("inf")}, 1.0)
+    drained = drain(path, uri)
+    assert drained.remaining == 0 and not drained.refused
+    runs = tracked(uri)
+    value = runs[""].data.params["variants.pruned-int8"]
+    assert len(value) == 6000 and value.endswith("... (7000 characters)")
+    assert set(runs["a"].data.metrics) == {"top-1", "p99", "seconds"}
+
+
+# ---------------------------------------------------------------------------------------------------- stores
+
+
+def test_two_processes_may_be_the_first_to_use_a_store(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path / 'new' / 'mlflow.db'}"
+    command = [
+        sys.executable,
+        "-c",
+        "import sys; from components.tracking import *; ensure_store(sys.argv[1])",
+    ]
+    both = [subprocess.Popen([*command, uri], stderr=subprocess.PIPE, text=True) for _ in range(2)]
+    assert [process.communicate(timeout=120)[1] for process in both] == ["", ""]
+    assert [process.returncode for process in both] == [0, 0]
+    assert store_identity(uri)
+    assert sorted(file.name for file in (tmp_path / "new").iterdir()) == [".mlflow.db.lock", "mlflow.db"]
+
+
+def test_a_deleted_store_is_another_store_and_gets_everything(path: Path, tmp_path: Path) -> None:
+    place = tmp_path / "deleted"
+    uri = f"sqlite:///{place / 'mlflow.db'}"
+    write_a_run(path)
+    assert store_identity(uri) == ""
+    assert drain(path, uri).ended
+    first = store_identity(uri)
+    place.rename(tmp_path / "moved")
+    uri = f"sqlite:///{place / 'mlflow.db'}"
+    assert store_identity(uri) == ""
+    # A process that has the deleted file open cannot see the new one: SQLAlchemy keeps its connections.
+    again = [sys.executable, "-m", "components.tracking", str(path), uri]
+    subprocess.run(again, check=True, timeout=120)
+    assert store_identity(uri) not in ("", first)
+    with sqlite3.connect(place / "mlflow.db") as store:
+        assert store.execute("SELECT count(*) FROM runs").fetchone() == (4,)
+
+
+def test_a_store_made_by_mlflow_itself_gets_an_identity(tmp_path: Path) -> None:
+    uri = f"sqlite:///{tmp_path / 'theirs.db'}"
+    client(uri).create_experiment("theirs")
+    assert store_identity(uri) == ""
+    ensure_store(uri)
+    identity = store_identity(uri)
+    ensure_store(uri)
+    assert identity and store_identity(uri) == identity
+    assert client(uri).get_experiment_by_name("theirs")
+
+
+def test_a_file_that_is_no_database_is_refused_at_once(tmp_path: Path) -> None:
+    file = tmp_path / "mlflow.db"
+    file.write_text("not a database, " * 100)
+    with pytest.raises(Unavailable, match="file is not a database"):
+        ensure_store(f"sqlite:///{file}")
+    assert file.read_text() == "not a database, " * 100
+
+
+def test_the_identity_of_a_server_has_no_credentials_and_needs_no_mlflow() -> None:
+    code = (
+        "import sys; from components.tracking import store_identity\n"
+        "print(store_identity('https://user:hunter2@mlflow.example:5000/a'))\n"
+        "assert 'mlflow' not in sys.modules"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "https://mlflow.example:5000/a"
+
+
+# --------------------------------------------------------------------------------------------------- secrets
+
+
+def test_secrets_never_reach_the_disk(path: Path) -> None:
+    outbox = Outbox(path)
+    params = {
+        "db": {"password": "hunter2", "aws_secret_access_key": "hunter2", "api-key": "hunter2"},
+        "source": {"url": "https://user:hunter2@host/data?X-Amz-Signature=hunter2&part=1&token=hunter2"},
+        "list": ["ftp://hunter2@host/a", {"authToken": "hunter2", "max_tokens": 5}],
+        "credentials": {"a": "hunter2"},
+        "empty": {"password": ""},
+    }
+    outbox.run_started("r1", "quickstart", params, {"where": "postgresql://me:hunter2@host/db"})
+    text = path.read_text()
+    assert "hunter2" not in text
+    event = json.loads(text)
+    assert event["params"] == {
+        "db.password": "***",
+        "db.aws_secret_access_key": "***",
+        "db.api-key": "***",
+        "source.url": "https://host/data?X-Amz-Signature=***&part=1&token=***",
+        "list.0": "ftp://host/a",
+        "list.1.authToken": "***",
+        "list.1.max_tokens": "5",
+        "credentials": "***",
+        "empty.password": "",
+    }
+    assert event["tags"] == {"where": "postgresql://host/db"}
+
+
+def test_what_is_no_secret_stays() -> None:
+    for text in ("sqlite:////home/a@b/mlflow.db", "s3://bucket/a@2x.png", "mail me@example.org", "a:b@c"):
+        assert without_credentials(text) == text
+    assert flatten({"a": None, "b": [], "c": {}, "d": (1, 2), "e": True}) == {
+        "a": "null",
+        "b": "[]",
+        "c": "{}",
+        "d": "[1,2]",
+        "e": "true",
+    }
+
+
+word = st.text("abcdefghij0123456789%:@!$&*+=", min_size=1, max_size=12)
+
+
+@given(user=word, password=word.map(lambda text: f"Qz{text}zQ"), host=st.sampled_from(["h", "h.example:80"]))
+def test_no_user_information_survives_in_a_uri(user: str, password: str, host: str) -> None:
+    shown = without_credentials(f"cannot reach http://{user}:{password}@{host}/path at all")
+    assert shown == f"cannot reach http://{host}/path at all"

@@ -1,0 +1,178 @@
+"""The whole chain by the command, on real digits, as a user runs it; and every look at it afterwards."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sqlite3
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RECIPE = Path(__file__).parent / "chain_recipe.yaml"
+HPML = Path(sys.executable).with_name("hpml")
+
+
+@dataclass
+class Command:
+    """Runs `hpml` in a folder of its own, on the workspace of the chain."""
+
+    folder: Path
+    home: Path
+
+    def __call__(self, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
+            [str(HPML), *arguments],
+            cwd=self.folder,
+            env={**os.environ, "HPML_HOME": str(self.home), "COLUMNS": "80", **env},
+            capture_output=True,
+            text=True,
+            timeout=500,
+        )
+
+
+@pytest.fixture(scope="module")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> tuple[Command, subprocess.CompletedProcess[str]]:
+    """The command, and what the first run of the chain answered."""
+    folder = tmp_path_factory.mktemp("chain")
+    command = Command(folder, folder / "runs")
+    return command, command("run", str(RECIPE))
+
+
+@pytest.fixture(scope="module")
+def hpml(chain: tuple[Command, subprocess.CompletedProcess[str]]) -> Command:
+    assert chain[1].returncode == 0, chain[1].stderr
+    return chain[0]
+
+
+@pytest.fixture
+def answer(hpml: Command) -> dict[str, Any]:
+    result: dict[str, Any] = json.loads(hpml("report", "-o", "json").stdout)
+    return result
+
+
+def test_the_table_fits_80_columns_and_names_the_choice(
+    chain: tuple[Command, subprocess.CompletedProcess[str]],
+) -> None:
+    _, first = chain
+    assert first.returncode == 0, first.stderr
+    assert "\x1b" not in first.stdout + first.stderr
+    table = [line for line in first.stdout.splitlines() if not line.startswith(("report:", "bundle:"))]
+    for word in ("top-1", "p50", "p99", "x eager", "x best fp32", "chosen", "small-int8/onnx"):
+        assert word in first.stdout
+    assert all(len(line) <= 80 for line in table[: table.index(next(x for x in table if "95 %" in x))])
+    assert "Traceback" not in first.stderr
+
+
+def test_what_it_found_is_whole_and_consistent(answer: dict[str, Any], hpml: Command) -> None:
+    engines = answer["measurements"]["engines"]
+    assert set(engines) == {
+        "fp32/eager",
+        "fp32/onnx",
+        "fp32/tensorrt",
+        "small-int8/onnx",
+        "small-int8/tensorrt",
+    }
+    for name, figures in engines.items():
+        if figures["status"] == "not built":
+            assert name.endswith("tensorrt") and "GPU" in figures["reason"]
+            continue
+        for figure in ("accuracy_top1", "latency_ms_p50", "speedup_vs_reference"):
+            interval = figures[figure]
+            assert interval["low"] <= interval["value"] <= interval["high"]
+    assert engines["small-int8/onnx"]["size_bytes"] < engines["fp32/onnx"]["size_bytes"]
+    assert answer["chosen"] in engines
+    assert Path(answer["report"]).is_file()
+    assert (Path(answer["bundle"]) / "bundle.json").is_file()
+    assert set(step["status"] for step in answer["steps"].values()) == {"done"}
+
+
+def test_it_is_registered_and_tracked_once(answer: dict[str, Any], hpml: Command) -> None:
+    database = sqlite3.connect(hpml.home / "mlflow.db")
+    versions = database.execute("select name, version from model_versions").fetchall()
+    assert versions == [("chain_recipe", 1)]
+    runs = database.execute("select count(*) from runs").fetchone()[0]
+    assert runs == 1 + len(answer["steps"])
+    curve = database.execute("select count(distinct step) from metrics where key = 'loss'").fetchone()[0]
+    assert curve >= 3
+
+
+def test_a_second_run_is_all_cached_and_needs_no_torch(hpml: Command) -> None:
+    again = hpml("run", str(RECIPE), "-o", "json", "--no-tracking")
+    assert again.returncode == 0, again.stderr
+    assert {step["status"] for step in json.loads(again.stdout)["steps"].values()} == {"cached"}
+
+
+def test_a_changed_goal_repeats_the_choice_only(hpml: Command) -> None:
+    again = hpml("run", str(RECIPE), "-o", "json", "--set", "goals.objective=size_bytes", "--no-tracking")
+    assert again.returncode == 0, again.stderr
+    statuses = {name: step["status"] for name, step in json.loads(again.stdout)["steps"].items()}
+    assert statuses["benchmark"] == statuses["train"] == "cached"
+    assert statuses["select"] == statuses["report"] == "done"
+
+
+def test_goals_that_none_meets_end_in_5_and_name_the_nearest(hpml: Command) -> None:
+    answer = hpml("run", str(RECIPE), "--set", "goals.max_size_mb=0.000001", "--no-tracking")
+    assert answer.returncode == 5
+    last = answer.stderr.splitlines()[-1]
+    assert last.startswith("error:") and "nearest" in last and "onnx" in last
+    assert "report:" in answer.stdout
+
+
+def test_dry_run_says_what_would_run_and_why(hpml: Command) -> None:
+    answer = hpml("run", str(RECIPE), "--dry-run", "-o", "json", "--set", "train.epochs=5")
+    steps = {item["step"]: item for item in json.loads(answer.stdout)}
+    assert steps["prepare"]["outcome"] == "cached"
+    assert steps["train"]["outcome"] == "would run"
+    assert steps["train"]["reasons"] == ["config: epochs changed: 4 -> 5"]
+    assert steps["deploy"]["outcome"] == "depends"
+
+
+def test_status_logs_and_explain(hpml: Command) -> None:
+    hpml("run", str(RECIPE), "--no-tracking")
+    assert "prepare" in hpml("status").stdout
+    runs = json.loads(hpml("status", "--all", "-o", "json").stdout)
+    first = runs[-1]["id"]
+    assert "epoch" in hpml("logs", "train", "--run", first).stdout
+    assert "cached" in hpml("logs", "train").stderr
+    assert "had to be run" in hpml("explain", "train", "--run", first).stdout
+    assert "taken from the store" in hpml("explain", "train").stdout
+    assert "did you mean" in hpml("explain", "trian").stderr or "it has" in hpml("explain", "trian").stderr
+
+
+def test_gc_keeps_what_the_newest_runs_made(hpml: Command) -> None:
+    dry = hpml("gc", "--keep-runs", "100", "--dry-run")
+    assert re.match(r"would remove \d+ artifacts", dry.stdout)
+    assert hpml("gc", "--keep-runs", "100").returncode == 0
+    again = hpml("run", str(RECIPE), "-o", "json", "--no-tracking")
+    assert {step["status"] for step in json.loads(again.stdout)["steps"].values()} == {"cached"}
+
+
+def test_a_tampered_artifact_is_refused_by_name(hpml: Command, answer: dict[str, Any]) -> None:
+    digest = answer["steps"]["train"]["digest"]
+    weights = hpml.home / ".store" / "objects" / digest / "model.safetensors"
+    data = bytearray(weights.read_bytes())
+    data[-1] ^= 1
+    weights.chmod(0o644)
+    weights.write_bytes(bytes(data))
+    broken = hpml("run", str(RECIPE), "--no-tracking", "--force", "compress-prune50")
+    assert broken.returncode == 4
+    assert "model.safetensors is damaged" in broken.stderr
+    data[-1] ^= 1
+    weights.write_bytes(bytes(data))
+
+
+def test_the_entrypoint_of_the_containers_runs_the_same_stage(
+    hpml: Command, answer: dict[str, Any], tmp_path: Path
+) -> None:
+    """`python -m components STAGE` with the config and inputs of a step writes the same content."""
+    place = tmp_path / "dataset"
+    command = [sys.executable, "-m", "components", "prepare", "--config", '{"source": "digits"}']
+    done = subprocess.run([*command, "--out", str(place)], capture_output=True, text=True, timeout=100)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["digest"] == answer["steps"]["prepare"]["digest"]

@@ -1,0 +1,149 @@
+"""The command's manners: exit codes, one clear line, help, init, doctor, schema. Nothing is run."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+HPML = Path(sys.executable).with_name("hpml")
+
+
+def hpml(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [str(HPML), *arguments],
+        cwd=folder,
+        env={**os.environ, "COLUMNS": "80", **env},
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "said"),
+    [
+        (["runn"], 2, "No such command 'runn'"),
+        (["run"], 2, "Missing argument 'RECIPE'"),
+        (["run", "a.yaml", "--frobnicate"], 2, "--frobnicate"),
+        (["run", "absent.yaml"], 3, "cannot read the recipe absent.yaml"),
+        (["run", "ok.yaml", "--only", "tain"], 2, "no step 'tain'"),
+        (["run", "ok.yaml", "--force", "tain"], 2, "no step 'tain'"),
+        (["run", "ok.yaml", "--set", "train.epoch=1"], 3, "did you mean 'epochs'?"),
+        (["run", "ok.yaml", "--set", "train.device=cuda", "--set", "train.nproc=2"], 3, "no NVIDIA GPU"),
+        (["run", "ok.yaml", "--set", "targets=[tensorrt]"], 3, "none of the recipe's targets"),
+        (
+            ["run", "ok.yaml", "--set", "targets=[{target: tensorrt, when_absent: refuse}, onnx]"],
+            3,
+            "cannot run on this machine",
+        ),
+        (["run", "ok.yaml", "--set", "data={source: folder, path: nowhere}"], 3, "nowhere"),
+        (
+            ["run", "ok.yaml", "--set", "train.model=no_such_module:Net", "--only", "train"],
+            3,
+            "no_such_module",
+        ),
+        (["run", "ok.yaml", "--home", "ok.yaml"], 6, "as the workspace"),
+        (["status"], 2, "there is no run 'latest'"),
+        (["logs", "train"], 2, "there is no run 'latest'"),
+        (["report", "x"], 2, "there is no run 'x'"),
+        (["init", "ok.yaml", "--data", "digits", "--model", "cnn", "--max-accuracy-drop", "0"], 2, "exists"),
+        (["init", "new.yaml", "--data", "digits"], 2, "--model, --max-accuracy-drop"),
+        (["init", "new.yaml", "--data", "digits", "--model", "nn", "--max-accuracy-drop", "0"], 3, "'nn'"),
+    ],
+)
+def test_what_is_wrong_is_one_line_with_its_exit_code(
+    tmp_path: Path, arguments: list[str], code: int, said: str
+) -> None:
+    (tmp_path / "ok.yaml").write_text("data: digits\ntrain: {model: cnn, epochs: 1}\n")
+    answer = hpml(tmp_path, *arguments)
+    assert answer.returncode == code, answer.stderr
+    last = answer.stderr.splitlines()[-1]
+    assert last.startswith("error: ") and said in last
+    assert "Traceback" not in answer.stderr
+    assert answer.stdout == ""
+
+
+def test_debug_shows_the_traceback(tmp_path: Path) -> None:
+    assert "Traceback" in hpml(tmp_path, "--debug", "run", "absent.yaml").stderr
+
+
+def test_help_lists_the_commands(tmp_path: Path) -> None:
+    text = hpml(tmp_path, "--help").stdout
+    for command in ("run", "status", "logs", "report", "explain", "doctor", "schema", "gc", "init"):
+        assert f"  {command} " in text
+    assert all(len(line) <= 80 for line in text.splitlines())
+
+
+def test_without_arguments_it_shows_the_help(tmp_path: Path) -> None:
+    answer = hpml(tmp_path)
+    assert answer.returncode == 2
+    assert "Usage: hpml" in answer.stdout + answer.stderr
+
+
+def test_init_writes_a_recipe_that_is_valid(tmp_path: Path) -> None:
+    answers = ["--data", "digits", "--model", "cnn", "--max-accuracy-drop", "0.02"]
+    answer = hpml(tmp_path, "init", "mine.yaml", *answers)
+    assert answer.returncode == 0, answer.stderr
+    assert answer.stdout == "mine.yaml\n"
+    assert len((tmp_path / "mine.yaml").read_text().splitlines()) < 10
+    plan = hpml(tmp_path, "run", "mine.yaml", "--dry-run", "-o", "json")
+    assert json.loads(plan.stdout)[0] == {
+        "step": "prepare",
+        "outcome": "would run",
+        "reasons": ["this step has not been run before"],
+    }
+
+
+def test_an_init_that_is_refused_leaves_no_file(tmp_path: Path) -> None:
+    answers = ["--data", "digits", "--model", "nn", "--max-accuracy-drop", "0.02"]
+    assert hpml(tmp_path, "init", "mine.yaml", *answers).returncode == 3
+    assert not (tmp_path / "mine.yaml").exists()
+
+
+def test_doctor_names_what_is_here_and_what_to_do(tmp_path: Path) -> None:
+    findings = {item["name"]: item for item in json.loads(hpml(tmp_path, "doctor", "-o", "json").stdout)}
+    assert findings["torch"]["state"] == "ok"
+    assert "switched off" in findings["telemetry"]["found"]
+    assert all(item["advice"] for item in findings.values() if item["state"] != "ok")
+    table = hpml(tmp_path, "doctor").stdout
+    assert "torch" in table and all(len(line) <= 80 for line in table.splitlines())
+
+
+def test_the_schema_describes_a_recipe(tmp_path: Path) -> None:
+    schema = json.loads(hpml(tmp_path, "schema").stdout)
+    assert "data" in schema["required"]
+
+
+def test_colour_only_where_it_is_wanted(tmp_path: Path) -> None:
+    coloured = re.compile(r"\x1b\[(\d+;)*3\dm")
+    (tmp_path / "ok.yaml").write_text("data: digits\n")
+    arguments = ("run", "ok.yaml", "--set", "train.model=no_such_module:Net", "--only", "train")
+    assert "\x1b" not in hpml(tmp_path, *arguments).stderr
+    assert coloured.search(hpml(tmp_path, *arguments, FORCE_COLOR="1").stderr)
+    assert not coloured.search(hpml(tmp_path, *arguments, FORCE_COLOR="1", NO_COLOR="1").stderr)
+
+
+def test_the_client_needs_no_torch(tmp_path: Path) -> None:
+    """Everything but a run works where only the client is installed."""
+    code = (
+        "import sys\n"
+        "for name in ('torch', 'numpy', 'onnx', 'onnxruntime', 'mlflow', 'sklearn', 'PIL'):\n"
+        "    sys.modules[name] = None\n"
+        "from pipelines.__main__ import main\n"
+        "main(sys.argv[1:])\n"
+    )
+    recipe = tmp_path / "mine.yaml"
+    recipe.write_text(yaml.safe_dump({"data": "digits", "train": {"model": "cnn"}}))
+    for arguments in (["schema"], ["doctor"], ["status", "--all"], ["run", "mine.yaml", "--dry-run"]):
+        answer = subprocess.run(
+            [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True
+        )
+        assert answer.returncode == 0, answer.stderr
