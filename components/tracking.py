@@ -1,10 +1,11 @@
 """Tracking of a run in MLflow, which may be slow, late or down without the run noticing.
 
-The executor appends events to an outbox, a file of JSON lines beside the run. `keep_sending`, in a process of
-its own, sends them: one MLflow run for the pipeline's run, one nested run for each step. What was accepted is
+The executor appends events to an outbox, a file of JSON lines beside the run. `main`, in a process of its own, sends them: one MLflow run for the pipeline's run, one nested run for each step. What was accepted is
 noted in a second file, so an outage delays events and loses none. Sending is repeated until it is
 acknowledged, and repeating changes nothing: MLflow runs are found again by their tags, parameters and tags
 are keyed, and a metric is the same point when its name, value, step and time are. So each arrives once.
+
+    python -m components.tracking OUTBOX TRACKING_URI [EARLIER_OUTBOX ...]
 """
 
 from __future__ import annotations
@@ -24,21 +25,17 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from components.artifacts import write_text_atomic
-from components.contract import Unavailable, canonical_json
+from components.contract import Unavailable, UsageError, canonical_json
+from components.errors import explained
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
 
-_MLFLOW_STATUS = {
-    "done": "FINISHED",
-    "cached": "FINISHED",
-    "failed": "FAILED",
-    "blocked": "FAILED",
-    "interrupted": "KILLED",
-}
+Status = Literal["FINISHED", "FAILED", "KILLED"]
+
 _RUN_TAG, _STEP_TAG = "hpml.run", "hpml.step"
 _MAX_KEY, _MAX_PARAM, _MAX_TAG = 250, 6000, 8000  # characters that MLflow accepts
 _EVENTS_AT_ONCE = 100  # acknowledged together
@@ -128,18 +125,18 @@ class Outbox:
     def step_ended(
         self,
         step: str,
-        status: str,
+        status: Status,
         metrics: Mapping[str, float],
         seconds: float,
         tags: Mapping[str, str] | None = None,
     ) -> None:
-        """The step `step` ended after `seconds`; `status` is "done", "cached", "failed" or "interrupted"."""
+        """The step `step` ended after `seconds` with its final `metrics`."""
         figures = {**metrics, "seconds": float(seconds)}
-        self._write("ended", step, status=_MLFLOW_STATUS[status], metrics=figures, tags=_safe(tags))
+        self._write("ended", step, status=status, metrics=figures, tags=_safe(tags))
 
-    def run_ended(self, status: str, tags: Mapping[str, str] | None = None) -> None:
-        """The run ended, "done", "failed" or "interrupted". A sender stops once it has sent this."""
-        self._write("ended", "", status=_MLFLOW_STATUS[status], tags=_safe(tags))
+    def run_ended(self, status: Status, tags: Mapping[str, str] | None = None) -> None:
+        """The run ended; a sender stops once it has sent this."""
+        self._write("ended", "", status=status, tags=_safe(tags))
 
     def _write(self, event: str, step: str, **fields: Any) -> None:
         assert self._run, "run_started comes first"
@@ -403,7 +400,7 @@ class _Update:
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     points: list[tuple[str, float, int, int]] = field(default_factory=list)  # name, value, time in ms, index
-    status: str = ""  # as MLflow calls it; empty where the events say nothing of it
+    status: Status | Literal["RUNNING", ""] = ""  # empty where the events say nothing of it
     until_ms: int | None = None
 
 
@@ -511,36 +508,45 @@ def unsent(outbox: Path, tracking_uri: str) -> bool:
     return _read_position(outbox, store_identity(tracking_uri)) < outbox.stat().st_size
 
 
-def keep_sending(outbox_path: str, uri: str, earlier: Sequence[str] = ()) -> None:
-    """Send what is appended to an outbox until the run's end is sent; for a process of its own.
+def main(arguments: Sequence[str]) -> None:
+    """Send what is appended to the outbox named first, to the tracking URI named second, until its run ended.
 
-    earlier: outboxes of earlier runs, sent first, as far as something in them is unsent.
+    The outboxes of earlier runs, named after that, are sent first, as far as something in them is unsent.
     SIGTERM ends it after a last attempt of about ten seconds. While the store does not answer, attempts get
     rarer: every second at first, every 30 s at last. What MLflow refuses, and what was not sent, goes to
     stderr. Raises SystemExit with status 6 if events remain for a later drain.
     """
+    if len(arguments) < 2:
+        raise UsageError("python -m components.tracking OUTBOX TRACKING_URI [EARLIER_OUTBOX ...]")
+    outbox, uri, *earlier = arguments
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    outbox = Path(outbox_path)
     for path in map(Path, earlier):
-        if path != outbox and unsent(path, uri) and not stop.is_set():
+        if unsent(path, uri) and not stop.is_set():
             _report(drain(path, uri))
-    pause_s = 1.0
-    while True:
-        stopping = stop.is_set()
-        drained = drain(outbox, uri, seconds=10.0 if stopping else 30.0)
-        _report(drained)
-        if drained.ended:
-            return
-        if stopping:
-            break
-        pause_s = min(2 * pause_s, 30.0) if drained.problem else 1.0
-        stop.wait(pause_s)
+    drained = _keep_sending(Path(outbox), uri, stop)
     if drained.remaining:
         print(f"{drained.remaining} tracking events not sent: {drained.problem}", file=sys.stderr)
         raise SystemExit(int(Unavailable.exit_code))
 
 
+def _keep_sending(outbox: Path, uri: str, stop: threading.Event) -> Drained:
+    pause_s = 1.0
+    while True:
+        stopping = stop.is_set()
+        drained = drain(outbox, uri, seconds=10.0 if stopping else 30.0)
+        _report(drained)
+        if drained.ended or stopping:
+            return drained
+        pause_s = min(2 * pause_s, 30.0) if drained.problem else 1.0
+        stop.wait(pause_s)
+
+
 def _report(drained: Drained) -> None:
     for refusal in drained.refused:
         print(f"MLflow refused {refusal}", file=sys.stderr)
+
+
+if __name__ == "__main__":
+    with explained():
+        main(sys.argv[1:])

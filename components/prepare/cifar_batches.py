@@ -1,7 +1,7 @@
 """The batches of CIFAR-10 as published, in both forms, read without unpickling anything.
 
-The python form is a dict that Python 2 pickled (protocol 2). Unpickling runs what a file says; here its opcodes are only
-listed (`pickletools.genops`), and the labels and the pixels are picked out of that list.
+The python form is a dict that Python 2 pickled (protocol 2). Unpickling runs what a file says; here its
+opcodes are only listed (`pickletools.genops`), and labels and pixels are picked out of that list.
 """
 
 from __future__ import annotations

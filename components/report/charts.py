@@ -72,7 +72,7 @@ def accuracy_against_latency(content: Content, classes: Classes, width: float) -
             drawn.append(dot(at_x, at_y, 9, f"ring {classes[name]}"))
         drawn.append(dot(at_x, at_y, 5, f"point {classes[name]}"))
     bounds = Box(50, 20, width - 2, height - 50)
-    drawn += _names_beside(points, crossed, bounds, 30 if width > _NARROW else 24, content.decision.chosen)
+    drawn += _names_beside(points, crossed, bounds, 30 if width > _NARROW else 28, content.decision.chosen)
     return picture(width, height, "Accuracy against latency of each engine, with 95 % intervals", drawn)
 
 
@@ -198,7 +198,7 @@ class _Rows:
 
     def __init__(self, width: float, count: int, *, row_height: float) -> None:
         self.narrow = width <= _NARROW
-        self.pitch = row_height + (14 if self.narrow else 0)
+        self.pitch = row_height + (18 if self.narrow else 0)
         self.left, self.right = (8.0 if self.narrow else 214.0), width - 14
         self.top = 4.0
         self.bottom = self.top + self.pitch * count + 6

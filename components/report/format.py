@@ -7,6 +7,7 @@ import math
 from components.artifacts import Interval
 
 ABSENT = "–"  # noqa: RUF001
+TIMES = "×"  # noqa: RUF001
 
 
 def decimals(value: float, *, significant: int = 3) -> int:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
 from xml.etree.ElementTree import Element
 
@@ -10,7 +11,7 @@ from components.goals import Goals, Verdict
 from components.report import charts
 from components.report.colours import colour_classes, colour_of_training
 from components.report.content import Content
-from components.report.format import ABSENT, bounds, duration, megabytes, percent, plain
+from components.report.format import ABSENT, TIMES, bounds, duration, megabytes, percent, plain
 from components.report.markup import Child, node, to_html
 from components.report.style import STYLE
 
@@ -60,7 +61,7 @@ def page(content: Content) -> str:
     return to_html(node("html", head, node("body", body), lang="en"))
 
 
-# ------------------------------------------------------------------------------------------------ the headline
+# -------------------------------------------------------------------------------------------- the headline
 
 
 def _headline(content: Content) -> Element:
@@ -71,17 +72,22 @@ def _headline(content: Content) -> Element:
             "header",
             node("p", "No engine chosen", class_="eyebrow none"),
             node("h1", title_of(content)),
-            node("p", f"{decision.reason}{nearest}", class_="lead"),
+            node("p", f"{_sentence(decision.reason)}{nearest}", class_="lead"),
             node("p", _goals_in_words(content.goals), class_="note"),
         )
     return node(
         "header",
         node("p", "Chosen engine", class_="eyebrow"),
-        node("h1", decision.chosen),
-        node("p", decision.reason, class_="lead"),
+        node("h1", _breakable(decision.chosen)),
+        node("p", _sentence(decision.verdicts[decision.chosen].reason), class_="lead"),
         node("p", _goals_in_words(content.goals), class_="note"),
         _tiles(content, content.measurements.engines[decision.chosen]),
     )
+
+
+def _sentence(text: str) -> str:
+    """`text` with a capital and a full stop."""
+    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
 
 
 def _goals_in_words(goals: Goals) -> str:
@@ -97,8 +103,8 @@ def _tiles(content: Content, engine: EngineFigures) -> Element:
     reference, best = content.measurements.reference, content.measurements.best_fp32
     tiles = [
         _tile("latency p50, batch 1", engine.latency_ms_p50, unit=" ms"),
-        _tile(f"faster than {reference}", engine.speedup_vs_reference, unit="×"),
-        _tile(f"faster than {best}", engine.speedup_vs_best_fp32, unit="×") if best else None,
+        _tile(f"the speed of {reference}", engine.speedup_vs_reference, unit=TIMES),
+        _tile(f"the speed of {best}", engine.speedup_vs_best_fp32, unit=TIMES) if best else None,
         _tile("top-1 accuracy", engine.accuracy_top1, unit=" %", scale=100, places=1),
         node("div", node("b", megabytes(engine.size_bytes)), node("span", "size on disk"), class_="tile"),
     ]
@@ -124,14 +130,19 @@ def _value(interval: Interval, scale: float = 1.0, places: int | None = None) ->
     return plain(shown) if places is None else f"{shown:,.{places}f}"
 
 
-# ------------------------------------------------------------------------------------------------- the figures
+# --------------------------------------------------------------------------------------------- the figures
 
 
 def _figures_section(content: Content, classes: dict[str, str]) -> Element:
     measurements = content.measurements
-    columns = ["engine", "accuracy, %", "size", "p50, ms", "p99, ms", f"vs {measurements.reference}"]
+    columns = ["engine", "accuracy, %", "size", "p50, ms", "p99, ms", f"speed vs {measurements.reference}"]
     if measurements.best_fp32:
-        columns.append(f"vs {measurements.best_fp32}")
+        columns.append(f"speed vs {measurements.best_fp32}")
+    compared = [f"{measurements.reference}, the reference"]
+    if measurements.best_fp32:
+        compared.append(
+            f"{measurements.best_fp32}, the fastest other engine of the unmodified network in fp32"
+        )
     rows = [
         _figures_row(columns, name, engine, content.decision.verdicts[name], classes[name])
         for name, engine in measurements.engines.items()
@@ -142,14 +153,8 @@ def _figures_section(content: Content, classes: dict[str, str]) -> Element:
         _table([*columns, "verdict"], rows),
         node(
             "p",
-            "Latency is that of one request of one image. Under each figure its 95 % interval. "
-            f"How many times faster than {measurements.reference}"
-            + (
-                f" and than {measurements.best_fp32}, the fastest other engine of the unmodified network in fp32, "
-                "is a ratio of p50."
-                if measurements.best_fp32
-                else " is a ratio of p50."
-            ),
+            "Latency is that of one request of one image; under each figure its 95 % interval. "
+            f"Speed is the ratio of p50 to that of {' and of '.join(compared)}.",
             class_="note",
         ),
     )
@@ -187,7 +192,17 @@ def _interval_cell(
 
 def _keyed(name: str, class_: str) -> Element:
     """A name behind the dot of its colour."""
-    return node("span", node("span", "", class_=f"key {class_}"), node("span", name), class_="keyed")
+    return node(
+        "span", node("span", "", class_=f"key {class_}"), node("span", _breakable(name)), class_="keyed"
+    )
+
+
+def _breakable(name: str) -> list[Child]:
+    """A name that may be broken after the signs that join its parts."""
+    parts: list[Child] = []
+    for part in re.findall(r"[^/+.-]*[/+.-]|[^/+.-]+", name):
+        parts += [node("wbr"), part] if parts else [part]
+    return parts
 
 
 def _nowrap(text: str) -> Element:
@@ -199,7 +214,7 @@ def _table(columns: Iterable[str], rows: Iterable[Element]) -> Element:
     return node("table", node("thead", head), node("tbody", rows))
 
 
-# ------------------------------------------------------------------------------------------------ the pictures
+# -------------------------------------------------------------------------------------------- the pictures
 
 
 def _figure(
@@ -224,8 +239,8 @@ def _legend(names: Iterable[tuple[str, str]]) -> Element:
 
 def _accuracy_section(content: Content, classes: dict[str, str]) -> Element:
     caption = (
-        "Bars are 95 % intervals. The stepped line is the Pareto front: no engine is both faster and more accurate "
-        "than one on it. Dashed: the least accuracy that the goals allow. Ringed: the chosen engine."
+        "Bars are 95 % intervals. The stepped line is the Pareto front: no engine is both faster and more "
+        "accurate than one on it. Dashed: the least accuracy that the goals allow. Ringed: the chosen engine."
     )
     return node(
         "section",
@@ -237,9 +252,9 @@ def _accuracy_section(content: Content, classes: dict[str, str]) -> Element:
 def _latency_section(content: Content, classes: dict[str, str]) -> Element:
     measurements = content.measurements
     caption = (
-        f"{measurements.rounds} rounds of {measurements.requests_per_round} requests, the engines in random order "
-        "in each round. Each density is scaled to its own height; the slowest requests, beyond the axis, are in "
-        "the samples."
+        f"{measurements.rounds} rounds of {measurements.requests_per_round} requests, the engines in random "
+        "order in each round. Each density is scaled to its own height; the slowest requests, beyond the "
+        "axis, are in the samples."
     )
     return node(
         "section",
@@ -310,8 +325,8 @@ def _training_section(content: Content, classes: dict[str, str]) -> Element | No
 def _time_section(content: Content) -> Element:
     total = sum(step.seconds for step in content.steps)
     caption = (
-        f"{duration(total)} in all, some of it side by side. Each step that made an artifact shown here, with its "
-        "peak memory; a step found in the cache is shown with what it took when it ran."
+        f"{duration(total)} in all, some of it side by side. Each step that made an artifact shown here, "
+        "with its peak memory; a step found in the cache is shown with what it took when it ran."
     )
     return node(
         "section",
@@ -324,13 +339,16 @@ def _time_section(content: Content) -> Element:
 
 
 def _engines_section(content: Content, classes: dict[str, str]) -> Element:
-    parts: list[Child] = []
-    for name, engine in content.engines.items():
-        parts.append(node("h3", _keyed(name, classes[name])))
-        parts.append(_definitions(_engine_facts(engine)))
-        if engine.notes:
-            parts.append(node("ul", [node("li", note) for note in engine.notes]))
-    return node("section", node("h2", "What was exported"), parts)
+    exported = [
+        node(
+            "div",
+            node("h3", _keyed(name, classes[name])),
+            _definitions(_engine_facts(engine)),
+            node("ul", [node("li", note) for note in engine.notes]) if engine.notes else None,
+        )
+        for name, engine in content.engines.items()
+    ]
+    return node("section", node("h2", "What was exported"), node("div", exported, class_="exported"))
 
 
 def _engine_facts(engine: EngineSpec) -> dict[str, str]:
@@ -348,10 +366,8 @@ def _engine_facts(engine: EngineSpec) -> dict[str, str]:
 
 
 def _definitions(facts: dict[str, str]) -> Element:
-    return node(
-        "dl",
-        [(node("dt", key.replace("_", " ")), node("dd", value or ABSENT)) for key, value in facts.items()],
-    )
+    rows = ((node("dt", key.replace("_", " ")), node("dd", value or ABSENT)) for key, value in facts.items())
+    return node("dl", *rows)
 
 
 def _environment_section(content: Content) -> Element:
@@ -383,10 +399,10 @@ def _reading_section(content: Content) -> Element:
         "footer",
         node(
             "p",
-            "Intervals of latency, throughput and speed-ups: bootstrap over the rounds, 95 %; the rounds of two "
-            "engines are paired in their ratio, which is that of p50 at batch 1. A percentile is quoted only with "
-            "the samples that it needs (662 for p99). Accuracy: of each exported engine, measured on the test "
-            "split, with Wilson's interval.",
+            "Intervals of latency, throughput and speed: bootstrap over the rounds, 95 %; in a ratio the "
+            "rounds of the two engines are paired. A percentile is quoted only with the samples that it "
+            "needs (662 for p99). Accuracy: of each exported engine, measured on the test split, with "
+            "Wilson's interval.",
             class_="note",
         ),
         node("p", "All figures are in figures.json and figures.csv beside this page.", class_="note"),

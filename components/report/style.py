@@ -42,7 +42,8 @@ p { margin: 0 0 12px; max-width: 72ch; overflow-wrap: anywhere }
 .tile span { display: block; font-size: 13px; color: var(--ink2) }
 table { border-collapse: collapse; width: 100%; font-size: 14px; margin: 12px 0 4px }
 th { text-align: right; font-weight: 600; color: var(--ink2); font-size: 13px; vertical-align: bottom }
-th, td { padding: 8px 0 8px 12px; border-bottom: 1px solid var(--rule); text-align: right; vertical-align: top }
+th, td { padding: 8px 0 8px 12px; border-bottom: 1px solid var(--rule); text-align: right }
+td { vertical-align: top }
 th:first-child, td:first-child { text-align: left; padding-left: 8px }
 th:last-child, td:last-child { padding-right: 8px }
 td:first-child { min-width: 130px }
@@ -90,6 +91,7 @@ svg .curve { fill: none; stroke: var(--k); stroke-width: 1.8; stroke-linejoin: r
 svg .again { stroke-dasharray: 6 3 }
 svg circle.again { stroke-dasharray: none }
 svg .bar { fill: var(--bar) }
+.exported { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); gap: 0 40px }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 3px 20px; font-size: 14px; margin: 8px 0 }
 dt { color: var(--ink2) }
 dd { margin: 0; overflow-wrap: anywhere; min-width: 0 }
@@ -102,18 +104,19 @@ footer { margin-top: 56px; padding-top: 12px; border-top: 1px solid var(--rule) 
   .narrow { display: block; max-width: 480px; margin: 0 auto }
   .pair { grid-template-columns: 1fr }
   .tiles { grid-template-columns: 1fr 1fr }
+  .tile:last-child:nth-child(odd) { grid-column: span 2 }
   thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%) }
   table, tbody, tr, td { display: block }
   tr { border: 1px solid var(--rule); border-radius: 8px; margin: 12px 0; overflow: hidden }
-  th, td, td:first-child, td.verdict {
-    display: grid; grid-template-columns: 112px 1fr; gap: 0 10px; text-align: left; padding: 5px 12px;
-    border: 0; max-width: none; min-width: 0;
+  td, td:first-child, td.verdict {
+    display: grid; grid-template-columns: 116px minmax(52px, max-content) 1fr; gap: 0 10px; text-align: left;
+    padding: 4px 12px; border: 0; width: auto; min-width: 0; align-items: baseline;
   }
   td::before { content: attr(data-label); color: var(--ink2); font-size: 13px }
+  td.verdict small { grid-column: 2 / 4; padding: 3px 0 6px }
   td:first-child { display: block; background: var(--panel); padding: 8px 12px; font-weight: 650 }
   tr.chosen td:first-child { background: transparent }
   td:first-child::before { content: none }
-  td small { display: inline; grid-column: 2 }
   dl { grid-template-columns: 1fr; gap: 0 }
   dd { margin-bottom: 8px }
 }

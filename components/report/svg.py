@@ -1,4 +1,4 @@
-"""What our pictures are drawn with: scales with sensible ticks, axes, labels that do not overlap. In pixels."""
+"""What our pictures are drawn with, in pixels: scales with round ticks, axes, labels that do not overlap."""
 
 from __future__ import annotations
 
@@ -82,9 +82,10 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
 
 
 def tick_labels(scale: Scale, ticks: Sequence[float]) -> list[str]:
-    """The ticks as text: on a log scale each with the decimals it needs, else all with the same."""
+    """The ticks as text, all with the same decimals; over decades of a log scale each with what it needs."""
     needed = [len(f"{tick:.6f}".rstrip("0").partition(".")[2]) for tick in ticks]
-    shown = needed if scale.log else [max(needed, default=0)] * len(ticks)
+    decades = scale.log and scale.high / scale.low > 5
+    shown = needed if decades else [max(needed, default=0)] * len(ticks)
     return [f"{tick:,.{places}f}" for tick, places in zip(ticks, shown, strict=True)]
 
 

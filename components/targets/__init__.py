@@ -32,4 +32,14 @@ else:
         BeforeValidator(expand_name("target")),
     ]
 
-__all__ = ["TARGETS", "TOLERANCES", "AnyTarget", "Built", "NotBuilt", "Session", "Target", "Tolerance"]
+__all__ = [
+    "TARGETS",
+    "TOLERANCES",
+    "AnyTarget",
+    "Built",
+    "Eager",
+    "NotBuilt",
+    "Session",
+    "Target",
+    "Tolerance",
+]

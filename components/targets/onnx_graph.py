@@ -68,15 +68,24 @@ def export_graph(network: nn.Module, spec: InputSpec, *, opset: int) -> onnx.Mod
     except HpmlError:  # a signal's
         raise
     except Exception as error:  # whatever the exporter's passes, or the network's own code, raise
-        raise StageFailed(
-            "the network cannot be exported to ONNX with a free batch",
-            why=_cause(error),
-            fix="its forward must be traceable by torch.export and must not fix the batch size",
-        ) from error
-    graph = program.model_proto if program else None
-    if graph is None or graph.ByteSize() > _MAX_BYTES:
+        raise _not_exportable(_cause(error)) from error
+    assert program is not None  # dynamo=True
+    graph = program.model_proto
+    for end in (*graph.graph.input, *graph.graph.output):
+        batch = end.type.tensor_type.shape.dim[0]
+        if not batch.dim_param:  # the exporter is silent about a forward that fixes it
+            raise _not_exportable(f"{end.name} has a batch of {batch.dim_value} in the graph")
+    if graph.ByteSize() > _MAX_BYTES:
         raise StageFailed("the network does not fit one ONNX file", why="the limit is 2 GB")
     return graph
+
+
+def _not_exportable(why: str) -> StageFailed:
+    return StageFailed(
+        "the network cannot be exported to ONNX with a free batch",
+        why=why,
+        fix="its forward must be traceable by torch.export and must not fix the batch size",
+    )
 
 
 def _cause(error: BaseException) -> str:

@@ -8,15 +8,14 @@ import math
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
@@ -29,6 +28,7 @@ from components.images import batches
 from components.training.augment import augment, draw
 from components.training.checkpoint import Checkpoint, CheckpointStore, capture, restore
 from components.training.config import Hyperparameters
+from components.training.data_parallel import data_parallel
 from components.training.device import choose_device, choose_dtype, gemm_flops_per_s
 from components.training.distributed import Group, joined_group
 from components.training.image_set import ImageSet
@@ -149,31 +149,23 @@ class _Training:
 
     def run(self) -> Fitted:
         self._resume()
-        self.network = self._distributed(self.model)
+        self.network = self._copies_joined()
         while self.progress.epoch < self.config.epochs:
             self._train_epoch()
             self._finish_epoch()
         self._save()
         return self._fitted()
 
-    def _distributed(self, model: nn.Module) -> nn.Module:
-        """`model`, its gradients averaged over the group in buckets while the backward pass goes on."""
+    def _copies_joined(self) -> nn.Module:
+        """The network to call: the model itself, or one that averages its gradients over the group."""
         if self.group.size == 1:
-            return model
-        network = DistributedDataParallel(
-            model,
-            device_ids=[self.device] if self.device.type == "cuda" else None,
-            broadcast_buffers=False,  # training does not read them; those of rank 0 count
-            gradient_as_bucket_view=True,
+            return self.model
+        return data_parallel(
+            self.model,
+            self.device,
             static_graph=self.config.accumulate == 1,
+            on_bucket=lambda: self.stopwatch.lap("compute"),
         )
-
-        def reduce_bucket(state: None, bucket: Any) -> torch.futures.Future[Tensor]:
-            self.stopwatch.lap("compute")  # the last bucket's lap begins the wait
-            return allreduce_hook(network.process_group, bucket)
-
-        network.register_comm_hook(None, reduce_bucket)
-        return network
 
     # ---------------------------------------------------------------------------------------------- training
 
@@ -189,8 +181,9 @@ class _Training:
 
     def _train_step(self, rows: Tensor) -> None:
         """One optimizer step with the images of `rows`, of which this worker takes its share in parts."""
+        self.learning_rate = self._learning_rate()
         for group in self.optimizer.param_groups:
-            group["lr"] = self._learning_rate()
+            group["lr"] = self.learning_rate
         torch.manual_seed(self._seed("network", self.progress.step, self.group.rank))
         parts = self._parts(rows)
         changed = [*self.model.buffers(), self.sums]  # by the parts, before the step is whole
@@ -224,13 +217,17 @@ class _Training:
         pixels = augment(self.train_set.pixels_nchw(rows), uniform, self.config.augment)
         x, labels = self.train_set.normalise(pixels, self.layout), self.train_set.labels[rows]
         self.stopwatch.lap("data")
-        network = self.network
-        is_shared = isinstance(network, DistributedDataParallel)
-        with network.no_sync() if is_shared and not last else nullcontext():
+        with self._gradients_averaged(last):
             loss = self._loss(x, labels) * share
             torch.autograd.backward(self.scaler.scale(loss))
-        self.stopwatch.lap("communication" if is_shared and last else "compute")
+        self.stopwatch.lap("communication" if self.group.size > 1 and last else "compute")
         self.sums[0] += loss.detach()
+
+    def _gradients_averaged(self, wanted: bool) -> AbstractContextManager[None]:
+        """Whether a backward pass averages over the group what has added up, or only adds to it."""
+        if isinstance(self.network, DistributedDataParallel) and not wanted:
+            return self.network.no_sync()
+        return nullcontext()
 
     def _loss(self, x: Tensor, labels: Tensor) -> Tensor:
         logits = self._forward(self.network, x)

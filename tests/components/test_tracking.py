@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import json
-import os
 import shutil
-import signal
 import sqlite3
 import subprocess
 import sys
-import threading
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,8 +24,8 @@ from components.tracking import (
     drain,
     ensure_store,
     flatten,
-    keep_sending,
     store_identity,
+    unsent,
     without_credentials,
 )
 
@@ -57,8 +56,8 @@ def write_a_run(path: Path, *, steps: int = 3, points: int = 5) -> None:
         outbox.step_started(f"step{step}", {"lr": 0.1})
         for index in range(points):
             outbox.metric(f"step{step}", "loss", 1 / (1 + index), index, 1000.0 + index)
-        outbox.step_ended(f"step{step}", "done", {"accuracy": 0.9}, 2.5, {"hpml.digest": f"d{step}"})
-    outbox.run_ended("done")
+        outbox.step_ended(f"step{step}", "FINISHED", {"accuracy": 0.9}, 2.5, {"hpml.digest": f"d{step}"})
+    outbox.run_ended("FINISHED")
 
 
 def tracked(uri: str, experiment: str = "quickstart") -> dict[str, Any]:
@@ -113,46 +112,53 @@ def test_what_was_sent_but_not_acknowledged_is_sent_again_and_counts_once(path: 
     check_the_run(uri)
 
 
+@contextmanager
+def sending(path: Path, uri: str, *earlier: Path) -> Iterator[subprocess.Popen[str]]:
+    """A sender in a process of its own."""
+    command = [sys.executable, "-m", "components.tracking", str(path), uri, *map(str, earlier)]
+    sender = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    try:
+        yield sender
+    finally:
+        sender.kill()
+        sender.communicate()
+
+
 def test_a_sender_killed_at_work_loses_and_doubles_nothing(path: Path, uri: str) -> None:
     write_a_run(path, steps=60)
-    sender = subprocess.Popen([sys.executable, "-m", "components.tracking", str(path), uri])
-    try:
-        database = uri.removeprefix("sqlite:///")
+    database = uri.removeprefix("sqlite:///")
+    with sending(path, uri) as sender:
         while sender.poll() is None:
             with sqlite3.connect(database) as store:
                 if store.execute("SELECT count(*) FROM runs").fetchone()[0] > 5:
                     break
             time.sleep(0.01)
         assert sender.poll() is None, "the sender was done before it could be killed"
-    finally:
         sender.kill()
         sender.wait()
     assert drain(path, uri).ended
     check_the_run(uri, steps=60)
 
 
-def test_events_arrive_as_they_are_written(path: Path, uri: str) -> None:
+def test_events_arrive_as_they_are_written(path: Path, uri: str, tmp_path: Path) -> None:
+    write_a_run(tmp_path / "earlier.jsonl")
     outbox = Outbox(path)
-    outbox.run_started("r1", "quickstart", {})
-    stop = threading.Event()
-    done: list[Any] = []
-    sender = threading.Thread(target=lambda: done.append(keep_sending(path, uri, stop=stop)))
-    sender.start()
-    try:
+    outbox.run_started("r2", "second", {})
+    with sending(path, uri, tmp_path / "earlier.jsonl") as sender:
         outbox.step_started("train", {})
         outbox.metric("train", "loss", 0.5, 0, 1000.0)
-        while "train" not in (runs := tracked(uri)) or "loss" not in runs["train"].data.metrics:
+        while "train" not in (runs := tracked(uri, "second")) or "loss" not in runs["train"].data.metrics:
+            assert sender.poll() is None
             time.sleep(0.05)
-        assert tracked(uri)["train"].info.status == "RUNNING"
-        outbox.step_ended("train", "failed", {}, 1.0)
-        outbox.run_ended("failed")
-        sender.join(timeout=30)
-        assert not sender.is_alive(), "the sender did not stop after the run's end"
-    finally:
-        stop.set()
-        sender.join()
-    assert done[0].ended
-    assert tracked(uri)["train"].info.status == tracked(uri)[""].info.status == "FAILED"
+        assert runs["train"].info.status == "RUNNING"
+        outbox.step_ended("train", "FAILED", {}, 1.0)
+        outbox.run_ended("FAILED")
+        assert sender.communicate(timeout=60) == ("", "")
+        assert sender.returncode == 0
+    runs = tracked(uri, "second")
+    assert runs["train"].info.status == runs[""].info.status == "FAILED"
+    check_the_run(uri)  # the earlier one
+    assert not unsent(path, uri) and not unsent(tmp_path / "earlier.jsonl", uri)
 
 
 def test_an_outage_delays_and_loses_nothing(path: Path, tmp_path: Path, new_store: Path) -> None:
@@ -173,50 +179,15 @@ def test_an_outage_delays_and_loses_nothing(path: Path, tmp_path: Path, new_stor
 
 def test_sigterm_and_an_outage_end_the_sender_with_the_events_kept(path: Path) -> None:
     write_a_run(path)
-    command = [sys.executable, "-m", "components.tracking", str(path), "http://user:hunter2@127.0.0.1:9"]
-    sender = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
-    time.sleep(0.5)
-    sender.send_signal(signal.SIGINT)  # Ctrl-C reaches the whole terminal; the sender carries on
-    sender.send_signal(signal.SIGTERM)
-    out, err = sender.communicate(timeout=60)
+    with sending(path, "http://user:hunter2@127.0.0.1:9") as sender:
+        while not path.with_name("outbox.jsonl.lock").exists():  # it is at work
+            time.sleep(0.01)
+        sender.terminate()
+        out, err = sender.communicate(timeout=60)
     assert sender.returncode == 6
     assert out == "" and err.startswith("23 tracking events not sent: the MLflow store at http://127.0.0.1:9")
     assert "Connection refused" in err and "hunter2" not in err and len(err.splitlines()) == 1
-
-
-def test_the_sender_does_not_outlive_its_executor(path: Path) -> None:
-    Outbox(path).run_started("r1", "quickstart", {})
-    executor = (
-        "import subprocess, sys\n"
-        "sender = subprocess.Popen([sys.executable, '-m', 'components.tracking', *sys.argv[1:]])\n"
-        "print(sender.pid, flush=True)\n"
-        "sys.stdin.read()\n"
-    )
-    parent = subprocess.Popen(
-        [sys.executable, "-c", executor, str(path), "http://127.0.0.1:9"],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-    )
-    assert parent.stdout
-    sender = int(parent.stdout.readline())
-    time.sleep(0.5)
-    parent.kill()
-    parent.wait()
-    try:
-        for _ in range(600):
-            if (
-                not Path(f"/proc/{sender}").exists()
-                or "Z" in Path(f"/proc/{sender}/stat").read_text().split()[2]
-            ):
-                return
-            time.sleep(0.1)
-        raise AssertionError("the sender is still there")
-    finally:
-        parent.communicate()
-        if Path(f"/proc/{sender}").exists():
-            os.kill(sender, signal.SIGKILL)
+    assert unsent(path, "http://user:hunter2@127.0.0.1:9")
 
 
 def test_two_senders_of_one_outbox_take_turns(path: Path, uri: str) -> None:
@@ -235,8 +206,8 @@ def test_a_resumed_run_is_the_same_run(path: Path, uri: str) -> None:
     first.run_started("r1", "quickstart", {"a": 1})
     first.step_started("train", {})
     first.metric("train", "loss", 1.0, 0, 1000.0)
-    first.step_ended("train", "interrupted", {}, 1.0)
-    first.run_ended("interrupted")
+    first.step_ended("train", "KILLED", {}, 1.0)
+    first.run_ended("KILLED")
     assert drain(path, uri).ended
     with path.open("ab") as file:
         file.write(b'{"event": "ended", "run": "r1", "st')  # cut short by a crash
@@ -246,8 +217,8 @@ def test_a_resumed_run_is_the_same_run(path: Path, uri: str) -> None:
     assert not drain(path, uri).ended
     assert tracked(uri)[""].info.status == tracked(uri)["train"].info.status == "RUNNING"
     again.metric("train", "loss", 0.5, 1, 1001.0)
-    again.step_ended("train", "done", {}, 1.0)
-    again.run_ended("done")
+    again.step_ended("train", "FINISHED", {}, 1.0)
+    again.run_ended("FINISHED")
     assert drain(path, uri).ended
     runs = tracked(uri)
     assert set(runs) == {"", "train"} and runs["train"].info.status == "FINISHED"
@@ -278,7 +249,7 @@ def test_what_mlflow_refuses_is_told_and_holds_up_nothing(path: Path, uri: str) 
     outbox.run_started("r1", "quickstart", {"a": 1})
     assert not drain(path, uri).refused
     outbox.run_started("r1", "quickstart", {"a": 2}, {"later": "yes"})
-    outbox.run_ended("done")
+    outbox.run_ended("FINISHED")
     drained = drain(path, uri)
     assert drained.ended and len(drained.refused) == 1
     assert drained.refused[0].startswith("the run: ") and "Changing param values" in drained.refused[0]
@@ -289,7 +260,7 @@ def test_names_and_lengths_that_mlflow_does_not_allow_are_made_to_fit(path: Path
     outbox = Outbox(path)
     outbox.run_started("r1", "quickstart", {"variants": {"pruned+int8": "x" * 7000}})
     outbox.step_started("a", {})
-    outbox.step_ended("a", "done", {"top@1": float("nan"), "p99": float("inf")}, 1.0)
+    outbox.step_ended("a", "FINISHED", {"top@1": float("nan"), "p99": float("inf")}, 1.0)
     drained = drain(path, uri)
     assert drained.remaining == 0 and not drained.refused
     runs = tracked(uri)

@@ -228,7 +228,7 @@ def test_a_missing_batch_is_named(tmp_path: Path, prepare: Callable[..., Any]) -
         prepare(source="cifar10", path=tmp_path / "cifar")
 
 
-# -------------------------------------------------------------------------------------------- config, checksum
+# ------------------------------------------------------------------------------------------- config, checksum
 
 
 def test_the_checksum_of_a_path_is_verified(archive: Path, prepare: Callable[..., Any]) -> None:

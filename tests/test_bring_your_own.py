@@ -1,0 +1,83 @@
+"""The page docs/bring-your-own.md, followed to the letter: a user's images and a user's model, the whole chain."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+HPML = Path(sys.executable).with_name("hpml")
+
+
+def passage(name: str) -> str:
+    """The code block of the page that follows the mark `<!-- name -->`."""
+    page = (ROOT / "docs" / "bring-your-own.md").read_text()
+    match = re.search(rf"<!-- {name} -->\n```\w+\n(.*?)```", page, re.DOTALL)
+    assert match, name
+    return match[1]
+
+
+def draw(kind: str, random: np.random.Generator) -> np.ndarray:
+    """A 40x36 RGB picture of bars that lie, stand, or cross, on noise."""
+    image = random.integers(0, 80, (40, 36, 3), dtype=np.uint8)
+    if kind in ("lying", "crossed"):
+        row = int(random.integers(5, 30))
+        image[row : row + 5] = random.integers(150, 255, 3)
+    if kind in ("standing", "crossed"):
+        column = int(random.integers(5, 26))
+        image[:, column : column + 5] = random.integers(150, 255, 3)
+    return image
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    from PIL import Image
+
+    random = np.random.default_rng(0)
+    for kind in ("lying", "standing", "crossed"):
+        place = tmp_path / "photos" / kind
+        place.mkdir(parents=True)
+        for index in range(60):
+            Image.fromarray(draw(kind, random)).save(place / f"{index:03}.png")
+    (tmp_path / "recipe.yaml").write_text(passage("recipe"))
+    (tmp_path / "mynets.py").write_text(passage("model"))
+    return tmp_path
+
+
+def hpml(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    quick = ["rounds=5", "requests_per_round=20", "batch_sizes=[1]"]
+    overrides = [part for item in quick for part in ("--set", f"benchmark.{item}")]
+    return subprocess.run(
+        [str(HPML), "run", "recipe.yaml", "-o", "json", "--no-tracking", *overrides, *arguments],
+        cwd=folder,
+        env={**os.environ, "HPML_HOME": str(folder / "runs")},
+        capture_output=True,
+        text=True,
+        timeout=500,
+    )
+
+
+def test_a_users_own_model_and_images_run_through_the_whole_chain(folder: Path) -> None:
+    assert len(passage("recipe").splitlines()) < 10
+    first = hpml(folder)
+    assert first.returncode == 0, first.stderr
+    answer = json.loads(first.stdout)
+    assert answer["chosen"].endswith("/onnx")
+    assert answer["measurements"]["engines"][answer["chosen"]]["accuracy_top1"]["value"] > 0.6
+
+    module = folder / "mynets.py"
+    module.write_text(module.read_text() + "\n# a change\n")
+    changed = json.loads(hpml(folder, "--only", "train").stdout)
+    assert changed["steps"]["prepare"]["status"] == "cached"
+    assert changed["steps"]["train"]["status"] == "done"
+    assert any("your code: mynets" in reason for reason in changed["steps"]["train"]["reasons"])
+
+    (folder / "photos" / "lying" / "000.png").unlink()
+    assert json.loads(hpml(folder, "--only", "prepare").stdout)["steps"]["prepare"]["status"] == "done"
