@@ -132,7 +132,8 @@ def run_job(**fields: Any) -> None:
     job = Job(**fields)
     with explained(record=Events(Path(job.events)).write):
         stop_on_sigterm()
-        execute(job)
+        manifest = execute(job)
+        print(json.dumps({"digest": manifest.digest, "metrics": manifest.metrics}, indent=1))
 
 
 def _limit_threads(threads: int) -> None:

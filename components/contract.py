@@ -168,7 +168,7 @@ class Output:
         self.events.write("metric", name=name, value=float(value), index=index)
 
     def progress(self, done: int, total: int, unit: str, note: str = "") -> None:
-        """Report how far the stage is: `done` of `total` `unit`s."""
+        """Report how far the stage is: `done` of `total` `unit`, a plural such as "steps"."""
         self.events.write("progress", done=done, total=total, unit=unit, note=note)
 
 

@@ -1,6 +1,7 @@
 """Tracking of a run in MLflow, which may be slow, late or down without the run noticing.
 
-The executor appends events to an outbox, a file of JSON lines beside the run. `main`, in a process of its own, sends them: one MLflow run for the pipeline's run, one nested run for each step. What was accepted is
+The executor appends events to an outbox, a file of JSON lines beside the run. `main`, in a process of its
+own, sends them: one MLflow run for the pipeline's run, one nested run for each step. What was accepted is
 noted in a second file, so an outage delays events and loses none. Sending is repeated until it is
 acknowledged, and repeating changes nothing: MLflow runs are found again by their tags, parameters and tags
 are keyed, and a metric is the same point when its name, value, step and time are. So each arrives once.
@@ -28,7 +29,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from components.artifacts import write_text_atomic
-from components.contract import Unavailable, UsageError, canonical_json
+from components.contract import HpmlError, StageFailed, Unavailable, UsageError, canonical_json
 from components.errors import explained
 
 if TYPE_CHECKING:
@@ -271,18 +272,21 @@ def _identify(path: Path) -> None:
 
 @contextlib.contextmanager
 def reaching(uri: str) -> Iterator[None]:
-    """Turn whatever a store or its client raises into Unavailable, on one line and without credentials."""
+    """Turn whatever a store or its client raises into one line without credentials.
+
+    Raises StageFailed for what MLflow refuses, Unavailable for all else.
+    """
     try:
         yield
-    except Unavailable:
+    except HpmlError:
         raise
     except Exception as error:
-        cause = " ".join(without_credentials(str(_root_cause(error))).split())
-        raise Unavailable(
-            f"the MLflow store at {without_credentials(uri)} cannot be used",
-            why=_cut(cause or type(error).__name__, 300),
-            fix="check MLFLOW_TRACKING_URI and that the server is up, then run again",
-        ) from None
+        place = f"the MLflow store at {without_credentials(uri)}"
+        why = _cut(" ".join(without_credentials(str(_root_cause(error))).split()), 300)
+        if getattr(error, "error_code", "") == "INVALID_PARAMETER_VALUE":
+            raise StageFailed(f"{place} refused what it got", why=why) from None
+        fix = "check MLFLOW_TRACKING_URI and its credentials, and that the server is up; then run again"
+        raise Unavailable(f"{place} cannot be used", why=why or type(error).__name__, fix=fix) from None
 
 
 def _root_cause(error: BaseException) -> BaseException:
@@ -384,7 +388,7 @@ def _drain(outbox: Path, uri: str, deadline_s: float) -> Drained:
                 refused += sink.send(events[sent : sent + _EVENTS_AT_ONCE])
                 sent = min(sent + _EVENTS_AT_ONCE, len(events))
                 _write_position(outbox, store, ends[sent - 1])
-    except Unavailable as error:
+    except HpmlError as error:
         return Drained(len(events) - sent, False, tuple(refused), str(error))
     return Drained(0, _has_ended(outbox), tuple(refused))
 

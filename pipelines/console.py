@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -49,7 +50,7 @@ class PlainWatcher:
         now = time.monotonic()
         if now - self._told_at_s.get(name, 0.0) >= _PLAIN_EVERY_S:
             self._told_at_s[name] = now
-            counts = f"{event['done']}/{event['total']} {event['unit']}s"
+            counts = f"{event['done']}/{event['total']} {event['unit']}"
             err.print(escape(f"{name}: {counts} {event['note']}".rstrip()), soft_wrap=True)
 
     def say(self, text: str) -> None:
@@ -135,9 +136,9 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right:
 
 def print_variants(measured: MeasurementsSpec, decision: Decision) -> None:
     """The variants of a run on stdout, each figure above its 95 % interval; fits 80 columns."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=(0, 1, 0, 0))
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
     table.add_column("variant", overflow="fold", min_width=17)
-    for column in ("top-1 %", "MB", "p50 ms", "p99 ms", "x eager", "x best fp32"):
+    for column in ("top-1 %", "MB", "p50 ms", "p99 ms", "x eager", "x fp32"):
         table.add_column(column, justify="right", no_wrap=True)
     for name, figures in measured.engines.items():
         table.add_row(Text(f"{name}\n") + _verdict(decision, name), *_cells(figures))
@@ -145,7 +146,7 @@ def print_variants(measured: MeasurementsSpec, decision: Decision) -> None:
     for name, verdict in decision.verdicts.items():
         if verdict.outcome in ("disqualified", "not built"):
             out.print(Text(f"{name}: {verdict.outcome}: {verdict.reason}"), soft_wrap=True)
-    out.print("[dim]second lines: 95 % intervals; x eager, x best fp32: ratios of p50 at batch 1[/]")
+    out.print("[dim]second lines: 95 % intervals; x eager, x fp32: p50 of torch eager, of the best fp32 engine, over p50[/]")
 
 
 def _verdict(decision: Decision, name: str) -> Text:
@@ -155,23 +156,24 @@ def _verdict(decision: Decision, name: str) -> Text:
 
 
 def _cells(figures: EngineFigures) -> list[Text]:
-    percent = figures.accuracy_top1
-    if percent:
-        percent = Interval(value=percent.value * 100, low=percent.low * 100, high=percent.high * 100)
-    size = Text(f"{figures.size_bytes / 1e6:.2f}" if figures.size_bytes else "-")
+    accuracy = figures.accuracy_top1
+    if accuracy:
+        accuracy = Interval(value=accuracy.value * 100, low=accuracy.low * 100, high=accuracy.high * 100)
     return [
-        _interval(percent, ".1f"),
-        size,
+        _interval(accuracy, decimals=1),
+        Text(f"{figures.size_bytes / 1e6:.2f}" if figures.size_bytes else "-"),
         _interval(figures.latency_ms_p50),
         _interval(figures.latency_ms_p99),
-        _interval(figures.speedup_vs_reference),
-        _interval(figures.speedup_vs_best_fp32),
+        _interval(figures.speedup_vs_reference, decimals=2),
+        _interval(figures.speedup_vs_best_fp32, decimals=2),
     ]
 
 
-def _interval(interval: Interval | None, form: str = "") -> Text:
+def _interval(interval: Interval | None, *, decimals: int = 3) -> Text:
+    """The value, and below it the interval; at most `decimals`, fewer for large values, so columns fit."""
     if interval is None:
         return Text("-")
-    form = form or (".1f" if interval.value >= 100 else ".2f" if interval.value >= 1 else ".3f")
-    bounds = f"{interval.low:{form}}-{interval.high:{form}}"
-    return Text(f"{interval.value:{form}}\n") + Text(bounds, style="dim")
+    if interval.high >= 1:
+        decimals = min(decimals, max(0, 2 - int(math.log10(interval.high))))
+    bounds = f"{interval.low:.{decimals}f}-{interval.high:.{decimals}f}"
+    return Text(f"{interval.value:.{decimals}f}\n") + Text(bounds, style="dim")

@@ -1,4 +1,4 @@
-"""The page docs/bring-your-own.md, followed to the letter: a user's images and a user's model, the whole chain."""
+"""docs/bring-your-own.md, followed to the letter: a user's images and model through the whole chain."""
 
 from __future__ import annotations
 

@@ -63,7 +63,7 @@ def test_the_table_fits_80_columns_and_names_the_choice(
     assert first.returncode == 0, first.stderr
     assert "\x1b" not in first.stdout + first.stderr
     table = [line for line in first.stdout.splitlines() if not line.startswith(("report:", "bundle:"))]
-    for word in ("top-1", "p50", "p99", "x eager", "x best fp32", "chosen", "small-int8/onnx"):
+    for word in ("top-1", "p50", "p99", "x eager", "x fp32", "chosen", "small-int8/onnx"):
         assert word in first.stdout
     assert all(len(line) <= 80 for line in table[: table.index(next(x for x in table if "95 %" in x))])
     assert "Traceback" not in first.stderr

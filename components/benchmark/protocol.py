@@ -41,13 +41,7 @@ def warm_up(engines: Mapping[str, EngineProcess], config: BenchmarkConfig) -> No
     """Run each engine at each batch size, untimed, one engine after the other."""
     for engine in engines.values():
         for batch in batch_sizes(config):
-            engine.ask(
-                "time",
-                f"warming up at batch {batch}",
-                batch=batch,
-                settle=config.warmup_requests,
-                requests=1,
-            )
+            engine.ask("time", f"warming up at batch {batch}", batch=batch, requests=config.warmup_requests)
 
 
 def time_rounds(engines: Mapping[str, EngineProcess], config: BenchmarkConfig, out: Output) -> Latencies:
@@ -76,14 +70,8 @@ def _orders(names: list[str], config: BenchmarkConfig) -> Iterator[list[str]]:
 
 
 def _time_slice(engine: EngineProcess, batch: int, config: BenchmarkConfig) -> list[int]:
-    """One engine's requests of one round at one batch size, after some untimed ones that wake its caches."""
+    """One engine's requests of one round at one batch size, in nanoseconds."""
     requests = requests_in_a_round(config, batch)
-    reply = engine.ask(
-        "time",
-        f"being timed at batch {batch}",
-        batch=batch,
-        settle=math.ceil(requests / 10),
-        requests=requests,
-    )
+    reply = engine.ask("time", f"being timed at batch {batch}", batch=batch, requests=requests)
     latency_ns: list[int] = reply["latency_ns"]
     return latency_ns

@@ -7,6 +7,7 @@ all of them at once: a group of the dependency graph (Fang et al. 2023, arXiv:23
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +22,8 @@ from components.compress.rows import stratified_rows
 from components.contract import ConfigInvalid, HpmlError
 from components.images import batches, load_split, to_x_nchw
 from components.models.channel_plan import SIZES
+
+Scorer = Callable[[Any], Tensor]  # the importance of the channels of a group of Torch-Pruning
 
 
 @dataclass(frozen=True)
@@ -54,7 +57,7 @@ def remove_channels(network: nn.Module, config: Prune, spec: InputSpec, data: Ar
     example = torch.zeros(1, *spec.shape_chw)
     shape = network(example).shape
     graph = _trace(network, example)
-    groups = _groups(network, graph, config, _importance(network, config, spec, data))
+    groups = _groups(network, graph, config, _importance(network, graph, config, spec, data))
     removed = [group.weakest(kept) for group, kept in zip(groups, _kept(groups, config), strict=True)]
     if not any(removed):
         raise ConfigInvalid(
@@ -108,32 +111,65 @@ def _trace(network: nn.Module, example: Tensor) -> Any:
         raise _unprunable(error) from error
 
 
-def _importance(network: nn.Module, config: Prune, spec: InputSpec, data: Artifact[DatasetSpec]) -> Any:
-    """Torch-Pruning's scorer of a group.
-
-    l1: Li et al. 2017 (arXiv:1608.08710), l2 the same with squares; taylor: the loss that a channel's removal
-    costs to first order, Molchanov et al. 2019 (arXiv:1906.10771).
-    """
-    if config.importance == "random":
-        return torch_pruning.importance.RandomImportance()
+def _importance(
+    network: nn.Module, graph: Any, config: Prune, spec: InputSpec, data: Artifact[DatasetSpec]
+) -> Scorer:
+    """What scores the channels of a group, float (channels,)."""
     if config.importance == "taylor":
-        _accumulate_gradients(network, config, spec, data)
-        return torch_pruning.importance.GroupTaylorImportance()
-    return torch_pruning.importance.GroupMagnitudeImportance(p=1 if config.importance == "l1" else 2)
+        return _taylor_importance(graph, _logit_changes(network, config, spec, data))
+    score: Scorer = torch_pruning.importance.RandomImportance()
+    if config.importance != "random":
+        score = torch_pruning.importance.GroupMagnitudeImportance(p=1 if config.importance == "l1" else 2)
+    return score
 
 
-def _accumulate_gradients(
+def _taylor_importance(graph: Any, changes: dict[nn.Module, Tensor]) -> Scorer:
+    """Adds up the changes over the layers that write a channel."""
+
+    def score(group: Any) -> Tensor:
+        scores = torch.zeros(len(group[0].idxs))
+        for item in group:
+            change = changes.get(item.dep.target.module)
+            if change is not None and graph.is_out_channel_pruning_fn(item.dep.handler):
+                scores.index_add_(0, torch.tensor(item.root_idxs), change[item.idxs])
+        return scores
+
+    return score
+
+
+def _logit_changes(
     network: nn.Module, config: Prune, spec: InputSpec, data: Artifact[DatasetSpec]
-) -> None:
+) -> dict[nn.Module, Tensor]:
+    """By layer, the squared change of the logits without each of its channels, to first order, over images.
+
+    The gates of Molchanov et al. 2019 (arXiv:1906.10771), on the logits in place of the loss, whose gradient
+    all but vanishes in a trained network. A random projection per image makes one backward pass enough.
+    """
+    changes: dict[nn.Module, Tensor] = {}
+
+    def after(layer: nn.Module, _inputs: tuple[Tensor, ...], output: Tensor) -> None:
+        values = output.detach().clone()  # what follows may work in place
+
+        def add(gradient: Tensor) -> None:
+            by_gate = (gradient * values).reshape(*values.shape[:2], -1).sum(dim=2)
+            changes[layer] = changes.get(layer, torch.zeros(())) + by_gate.square().sum(dim=0)
+
+        output.register_hook(add)  # type: ignore[no-untyped-call]
+
+    hooks = [layer.register_forward_hook(after) for layer in network.modules() if type(layer) in SIZES]
     rows = list(stratified_rows(data, config.taylor_rows, config.seed))
-    images_nhwc, labels = load_split(data, "train")
-    x, y = torch.from_numpy(to_x_nchw(images_nhwc[rows], spec)), torch.from_numpy(labels[rows])
+    images_nhwc, _ = load_split(data, "train")
+    random = torch.Generator().manual_seed(config.seed)
     for part in batches(len(rows), 64):
-        loss: Tensor = nn.functional.cross_entropy(network(x[part]), y[part], reduction="sum")
-        loss.backward()  # type: ignore[no-untyped-call]
+        logits = network(torch.from_numpy(to_x_nchw(images_nhwc[rows[part]], spec)))
+        logits.backward(torch.randn(logits.shape, generator=random))
+    for hook in hooks:
+        hook.remove()
+    network.zero_grad(set_to_none=True)
+    return changes
 
 
-def _groups(network: nn.Module, graph: Any, config: Prune, importance: Any) -> list[Group]:
+def _groups(network: nn.Module, graph: Any, config: Prune, importance: Scorer) -> list[Group]:
     """The groups that may lose channels: not those of the network's output, nor of excluded layers."""
     excluded = {layer for name, layer in network.named_modules() if is_within(name, config.excluded_layers)}
     found = []
@@ -145,7 +181,6 @@ def _groups(network: nn.Module, graph: Any, config: Prune, importance: Any) -> l
                 continue
             scores = importance(group).detach()
             found.append(Group(group[0].dep.target.module, scores, _blocks(group)))
-    network.zero_grad(set_to_none=True)
     return found
 
 

@@ -21,7 +21,9 @@ class Prune(Method):
     channels: float = Field(
         default=0.5, gt=0, lt=1
     )  # share that is removed; 0.5 leaves a quarter of the MACs
-    importance: Literal["l1", "l2", "taylor", "random"] = "l2"  # see components/compress/channels.py
+    # l1, l2: the norm of a channel's weights (Li et al. 2017, arXiv:1608.08710); taylor: how much the logits
+    # change without it, estimated on training images (after Molchanov et al. 2019, arXiv:1906.10771)
+    importance: Literal["taylor", "l1", "l2", "random"] = "taylor"
     ranking: Literal["uniform", "global"] = "uniform"  # the same share of each layer, or where it hurts least
     round_to: int = Field(default=8, ge=1, le=256)  # channels left are a multiple: fewer do not fill a vector
     excluded_layers: tuple[str, ...] = ()  # keep their output channels; the network's output is always kept

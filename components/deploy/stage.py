@@ -9,9 +9,10 @@ from components.contract import Config, Output, Result
 
 
 class DeployConfig(Config):
-    """How closely the bundle has to reproduce the golden outputs."""
+    """How closely the bundle has to reproduce the golden outputs, and how it is served."""
 
     tolerance: float = Field(default=1e-3, gt=0, le=1)  # largest absolute difference of a logit
+    max_batch: int = Field(default=64, ge=1, le=4096)  # the largest batch that a server may form
 
 
 def run(
@@ -21,4 +22,11 @@ def run(
     version: Artifact[RegistrationSpec],
     out: Output,
 ) -> Result[BundleSpec]:
-    raise NotImplementedError
+    """Write the bundle of `engine`, as select wrote it and register registered it as `version`.
+
+    Raises StageFailed if `version` is that of another engine, and GateFailed if the bundle does not answer
+    its golden images as the engine did when it was exported.
+    """
+    from components.deploy.bundle import write_bundle
+
+    return write_bundle(config, engine, version, out)

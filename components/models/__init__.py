@@ -56,16 +56,24 @@ def build(architecture: ArchitectureSpec, *, in_channels: int, num_classes: int)
     module_name, _, attribute = path.partition(":")
     try:
         factory = getattr(importlib.import_module(module_name), attribute)
-    except (ImportError, AttributeError) as error:
+    except HpmlError:
+        raise
+    except Exception as error:  # a user's module can fail in any way
         raise ConfigInvalid(
             f"cannot import the model {path!r}",
-            why=str(error),
+            why=f"{type(error).__name__}: {error}",
             fix="check the spelling; modules are looked for beside the recipe",
         ) from None
     try:
         model = factory(in_channels=in_channels, num_classes=num_classes, **architecture.arguments)
-    except TypeError as error:
-        raise ConfigInvalid(f"cannot build the model {path!r}", why=str(error)) from None
+    except HpmlError:
+        raise
+    except Exception as error:
+        raise ConfigInvalid(
+            f"cannot build the model {path!r}",
+            why=f"{type(error).__name__}: {error}",
+            fix="check its arguments; it is also given in_channels and num_classes",
+        ) from None
     if not isinstance(model, nn.Module):
         raise ConfigInvalid(f"{path!r} returned a {type(model).__name__}, not a torch.nn.Module")
     return model
@@ -104,9 +112,13 @@ def load_weights(model: nn.Module, file: Path) -> nn.Module:
 
 def save(model: nn.Module, folder: Path) -> None:
     """Write the weights of `model` into `folder`."""
+    import torch
     from safetensors.torch import save_file
 
-    state = {name: tensor.detach().cpu().contiguous() for name, tensor in model.state_dict().items()}
+    state = {  # cloned, as two names may share one tensor and a file of safetensors holds each on its own
+        name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
+        for name, tensor in model.state_dict().items()
+    }
     save_file(state, folder / WEIGHTS)
 
 

@@ -71,5 +71,9 @@ def vit(
     depth: int = 6,
     heads: int = 4,
 ) -> Vit:
-    """A vision transformer for square images whose side is a multiple of `patch`."""
+    """A vision transformer for square images of side `image_size`, cut into squares of side `patch`."""
+    if image_size % patch or dim % heads:
+        raise ValueError(
+            f"image_size {image_size} must be a multiple of patch {patch}, dim {dim} of heads {heads}"
+        )
     return Vit(in_channels, num_classes, image_size, patch, dim, depth, heads)

@@ -2,17 +2,25 @@
 
 from __future__ import annotations
 
-from pydantic import Field
+from typing import Annotated
+
+from pydantic import Field, StringConstraints
 
 from components.artifacts import Artifact, EngineSpec, MeasurementsSpec, RegistrationSpec
-from components.contract import Config, Output, Result
+from components.contract import Config, ConfigInvalid, Output, Result, StageFailed, canonical_json
+from components.goals import DECISION_FILE, DecisionRecord
+from components.register.champion import STANDING_TAG, Standing, conditions
+
+# Without a dot: "hpml." and "mlflow." begin the names of others.
+_TagName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_ -]{0,99}$")]
 
 
 class RegisterConfig(Config):
     """How the chosen engine is registered."""
 
-    model_name: str = Field(default="", pattern=r"^[A-Za-z0-9._-]{0,64}$")  # the recipe's name if empty
-    tags: dict[str, str] = Field(default_factory=dict)  # added to the version, such as {"team": "vision"}
+    # The recipe's name if empty. Also a folder name in the bundle.
+    model_name: str = Field(default="", pattern=r"^([A-Za-z0-9_][A-Za-z0-9._-]{0,63})?$")
+    tags: dict[_TagName, str] = Field(default_factory=dict)  # added to the version: {"team": "vision"}
 
 
 def run(
@@ -22,4 +30,65 @@ def run(
     measured: Artifact[MeasurementsSpec],
     out: Output,
 ) -> Result[RegistrationSpec]:
-    raise NotImplementedError
+    """Give `engine`, as select wrote it, its version in the registry that MLFLOW_TRACKING_URI names.
+
+    Raises ConfigInvalid if the model has no name, StageFailed if `engine` was chosen from other measurements
+    than `measured`, and Unavailable if the registry does not answer.
+    """
+    from components.register.registry import Entry, register
+
+    if not config.model_name:
+        raise ConfigInvalid("the model has no name to be registered under", fix="set register.model_name")
+    decision = DecisionRecord.model_validate_json(engine.file(DECISION_FILE).read_text())
+    if decision.measurements_digest != measured.digest:
+        raise StageFailed("the engine was chosen from other measurements", why="the digests differ")
+    standing = Standing(
+        goals=decision.goals,
+        conditions=conditions(measured.spec, measured.manifest.lineage.parents.get("data", "")),
+        figures=decision.figures,
+    )
+    entry = Entry(
+        model_name=config.model_name,
+        engine=engine,
+        engine_digest=decision.engine_digest,
+        description=decision.reason,
+        tags={**config.tags, **_tags(engine, decision, standing)},
+        standing=standing,
+    )
+    registered = register(entry, out.scratch)
+    spec = RegistrationSpec(
+        registry=registered.registry,
+        model_name=config.model_name,
+        version=registered.version,
+        aliases=registered.aliases,
+        engine_digest=decision.engine_digest,
+        champion_reason=registered.champion_reason,
+    )
+    metrics = {"version": registered.version, "champion": float("champion" in registered.aliases)}
+    return Result(spec, metrics)
+
+
+def _tags(engine: Artifact[EngineSpec], decision: DecisionRecord, standing: Standing) -> dict[str, str]:
+    """What the version says of itself; figures are readable, and whole in the tag of its standing."""
+    spec, lineage = engine.spec, engine.manifest.lineage
+    tags = {
+        "hpml.engine": decision.chosen,
+        "hpml.precision": spec.precision,
+        "hpml.methods": ", ".join(spec.methods),
+        "hpml.target": canonical_json(spec.target),
+        "hpml.runs_on": canonical_json(spec.identity),
+        "hpml.measured_on": canonical_json(standing.conditions),
+        "hpml.goals": canonical_json(decision.goals.model_dump(mode="json")),
+        "hpml.measurements_digest": decision.measurements_digest,
+        "hpml.parents": canonical_json(lineage.parents),
+        "hpml.code_digest": lineage.code_digest,
+        "hpml.file": spec.file,
+        "hpml.file_sha256": engine.manifest.files[spec.file].sha256,
+        "hpml.size_bytes": str(spec.size_bytes),
+        STANDING_TAG: standing.model_dump_json(),
+    }
+    for name in ("accuracy_top1", "latency_ms_p50", "latency_ms_p99", "speedup_vs_reference"):
+        figure = getattr(decision.figures, name)
+        if figure is not None:
+            tags[f"hpml.{name}"] = f"{figure.value:.4g} ({figure.low:.4g} to {figure.high:.4g})"
+    return tags

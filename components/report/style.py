@@ -91,7 +91,8 @@ svg .curve { fill: none; stroke: var(--k); stroke-width: 1.8; stroke-linejoin: r
 svg .again { stroke-dasharray: 6 3 }
 svg circle.again { stroke-dasharray: none }
 svg .bar { fill: var(--bar) }
-.exported { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 400px), 1fr)); gap: 0 40px }
+.exported { display: grid; grid-template-columns: 1fr 1fr; gap: 0 40px }
+.exported div { min-width: 0 }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 3px 20px; font-size: 14px; margin: 8px 0 }
 dt { color: var(--ink2) }
 dd { margin: 0; overflow-wrap: anywhere; min-width: 0 }
@@ -102,7 +103,7 @@ footer { margin-top: 56px; padding-top: 12px; border-top: 1px solid var(--rule) 
   h1 { font-size: 24px }
   .wide { display: none }
   .narrow { display: block; max-width: 480px; margin: 0 auto }
-  .pair { grid-template-columns: 1fr }
+  .pair, .exported { grid-template-columns: 1fr }
   .tiles { grid-template-columns: 1fr 1fr }
   .tile:last-child:nth-child(odd) { grid-column: span 2 }
   thead { position: absolute; width: 1px; height: 1px; overflow: hidden; clip-path: inset(50%) }

@@ -133,10 +133,10 @@ def dot(x: float, y: float, radius: float, class_: str) -> Element:
     return node("circle", cx=x, cy=y, r=radius, class_=class_)
 
 
-def x_axis(scale: Scale, top: float, bottom: float, title: str) -> list[Element]:
-    """Vertical grid lines, numbers below, and the title of the axis under them."""
+def x_axis(scale: Scale, top: float, bottom: float, title: str, *, whole: bool = False) -> list[Element]:
+    """Vertical grid lines, numbers below, and the title of the axis under them. whole: no fractions."""
     most = max(2, int(abs(scale.end - scale.start) / 62))
-    ticks = scale.ticks(most)
+    ticks = [tick for tick in scale.ticks(most) if not whole or tick.is_integer()]
     drawn = [line(scale(tick), top, scale(tick), bottom, "grid") for tick in ticks]
     for tick, text in zip(ticks, tick_labels(scale, ticks), strict=True):
         drawn.append(label(text, scale(tick), bottom + 17, anchor="middle"))
@@ -165,6 +165,12 @@ class Box:
     top: float
     right: float
     bottom: float
+
+    @classmethod
+    def around(cls, one: tuple[float, float], other: tuple[float, float]) -> Box:
+        """The box of which two points (x, y) are opposite corners."""
+        (x1, y1), (x2, y2) = one, other
+        return cls(min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2))
 
     def overlaps(self, other: Box) -> bool:
         """Whether the two have an area in common."""

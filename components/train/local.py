@@ -10,7 +10,7 @@ from torch import nn
 from components import models
 from components.artifacts import ArchitectureSpec, Artifact, DatasetSpec, InputSpec, ModelSpec
 from components.contract import Output, Result
-from components.errors import ConfigInvalid
+from components.errors import ConfigInvalid, HpmlError
 from components.train.stage import TrainConfig
 from components.training.loop import fit
 
@@ -49,6 +49,8 @@ def _check_shapes(model: nn.Module, inputs: InputSpec, classes: int, name: str) 
     try:
         with torch.no_grad():
             logits = model.eval()(torch.zeros(2, *inputs.shape_chw))
+    except HpmlError:  # such as Terminated, from the handler of SIGTERM
+        raise
     except Exception as error:
         raise ConfigInvalid(
             f"the network {name} does not take images of {images} (channels x height x width)",

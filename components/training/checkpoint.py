@@ -11,9 +11,7 @@ from typing import Any
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load, save
-from torch import Tensor, nn
-from torch.optim import Optimizer
-from torch.optim.swa_utils import AveragedModel
+from torch import Tensor
 
 from components.artifacts import write_bytes_atomic
 
@@ -78,43 +76,3 @@ class CheckpointStore:
     def _files(self) -> list[Path]:
         """Newest first."""
         return sorted(self._folder.glob("*.safetensors"), reverse=True)
-
-
-def capture(
-    model: nn.Module, average: AveragedModel | None, optimizer: Optimizer, scaler: torch.amp.GradScaler
-) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Everything that training has changed: tensors by name, and the scaler's few numbers."""
-    tensors = {f"model.{name}": tensor for name, tensor in model.state_dict().items()}
-    if average is not None:
-        tensors |= {f"average.{name}": tensor for name, tensor in average.state_dict().items()}
-    for index, values in optimizer.state_dict()["state"].items():
-        tensors |= {f"optimizer.{index}.{name}": tensor for name, tensor in values.items()}
-    return tensors, scaler.state_dict()
-
-
-def restore(
-    tensors: dict[str, Tensor],
-    scaler_state: dict[str, Any],
-    model: nn.Module,
-    average: AveragedModel | None,
-    optimizer: Optimizer,
-    scaler: torch.amp.GradScaler,
-) -> None:
-    """Put back what `capture` took, in place and in the memory layout of the parameters."""
-    model.load_state_dict(_under("model.", tensors))
-    if average is not None:
-        average.load_state_dict(_under("average.", tensors))
-    parameters = [parameter for group in optimizer.param_groups for parameter in group["params"]]
-    state: dict[int, dict[str, Tensor]] = {}
-    for name, tensor in _under("optimizer.", tensors).items():
-        index, _, key = name.partition(".")
-        parameter = parameters[int(index)]
-        if tensor.shape == parameter.shape:
-            tensor = torch.empty_like(parameter, requires_grad=False).copy_(tensor)
-        state.setdefault(int(index), {})[key] = tensor
-    optimizer.load_state_dict({"state": state, "param_groups": optimizer.state_dict()["param_groups"]})
-    scaler.load_state_dict(scaler_state)
-
-
-def _under(prefix: str, tensors: dict[str, Tensor]) -> dict[str, Tensor]:
-    return {name.removeprefix(prefix): tensor for name, tensor in tensors.items() if name.startswith(prefix)}

@@ -3,18 +3,47 @@
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 
 import torch
+from torch import nn
 
 from components import hardware
 from components.errors import ConfigInvalid
+from components.training.config import Hyperparameters
 
 
-def choose_device(wanted: str, local_rank: int) -> torch.device:
-    """The device of this worker; "auto" is the GPU where torch can use one.
+@dataclass(frozen=True)
+class Place:
+    """Where a network computes.
 
-    Raises ConfigInvalid if there is no GPU for it, or torch cannot use the ones that are there.
+    dtype: of matrix products and convolutions; float32 means no mixed precision. layout: of images in memory.
     """
+
+    device: torch.device
+    dtype: torch.dtype
+    layout: torch.memory_format
+
+    def put(self, model: nn.Module) -> nn.Module:
+        """`model`, moved here in place."""
+        return model.to(device=self.device, memory_format=self.layout)  # type: ignore[call-overload, no-any-return]
+
+
+HANDED_OVER = Place(torch.device("cpu"), torch.float32, torch.contiguous_format)
+
+
+def choose_place(config: Hyperparameters, local_rank: int) -> Place:
+    """The place of the worker with this number on its machine.
+
+    Raises ConfigInvalid if the machine, or torch, lacks what `config` names.
+    """
+    device = _choose_device(config.device, local_rank)
+    layout = torch.channels_last if config.channels_last else torch.contiguous_format
+    return Place(device, _choose_dtype(config.precision, device), layout)
+
+
+def _choose_device(wanted: str, local_rank: int) -> torch.device:
+    """ "auto" is the GPU where torch can use one."""
     usable = torch.cuda.device_count() if torch.cuda.is_available() else 0
     present = len(hardware.gpu_names())
     if wanted == "cpu" or (wanted == "auto" and not usable):
@@ -32,13 +61,9 @@ def choose_device(wanted: str, local_rank: int) -> torch.device:
     return device
 
 
-def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
-    """The type that matrix products and convolutions compute in; float32 means no mixed precision.
-
-    "auto" is mixed where the hardware gains by it: bf16 on a GPU that has it, fp16 on an older one, bf16 on
-    a CPU with AMX (AVX512-BF16 alone is slower than fp32 there). Raises ConfigInvalid for a type that the
-    hardware would only emulate.
-    """
+def _choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
+    """ "auto" is mixed where the hardware gains by it: bf16 on a GPU that has it, fp16 on an older one, bf16
+    on a CPU with AMX (with AVX512-BF16 alone it is slower than fp32)."""
     if device.type == "cuda":
         has_bf16 = torch.cuda.is_bf16_supported(including_emulation=False)
         if wanted == "bf16" and not has_bf16:
@@ -51,10 +76,11 @@ def choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
     return {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[chosen]
 
 
-def gemm_flops_per_s(device: torch.device, dtype: torch.dtype, *, seconds: float = 0.2) -> float:
-    """The best rate of a large square matrix product, in floating-point operations a second."""
-    side = 8192 if device.type == "cuda" else 1536
-    left, right = (torch.ones(side, side, device=device, dtype=dtype) for _ in range(2))
+def gemm_flops_per_s(place: Place, *, seconds: float = 0.2) -> float:
+    """The best rate of a large square matrix product there, in floating-point operations a second."""
+    side = 8192 if place.device.type == "cuda" else 1536
+    left, right = (torch.ones(side, side, device=place.device, dtype=place.dtype) for _ in range(2))
+    _product_s(left, right)
     best_s = _product_s(left, right)
     until = time.perf_counter() + seconds
     while time.perf_counter() < until:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import hashlib
 import math
 import signal
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import asdict, dataclass, field
 from typing import NoReturn
 
@@ -16,9 +14,6 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
-from torch.nn import functional
-from torch.nn.parallel import DistributedDataParallel
-from torch.optim.swa_utils import AveragedModel
 
 from components import models
 from components.artifacts import Artifact, DatasetSpec, InputSpec
@@ -26,14 +21,14 @@ from components.contract import Output, canonical_json
 from components.errors import ConfigInvalid, StageFailed, Terminated
 from components.images import batches
 from components.training.augment import augment, draw
-from components.training.checkpoint import Checkpoint, CheckpointStore, capture, restore
+from components.training.checkpoint import Checkpoint, CheckpointStore
 from components.training.config import Hyperparameters
-from components.training.data_parallel import data_parallel
-from components.training.device import choose_device, choose_dtype, gemm_flops_per_s
+from components.training.device import HANDED_OVER, choose_place, gemm_flops_per_s
 from components.training.distributed import Group, joined_group
 from components.training.image_set import ImageSet
+from components.training.learner import Learner
 from components.training.losses import DistillationLoss
-from components.training.optimizers import build_optimizer, peak_learning_rate
+from components.training.optimizers import peak_learning_rate
 from components.training.schedule import rate_factor
 from components.training.stopping import StopRequest
 from components.training.stopwatch import Stopwatch
@@ -47,9 +42,9 @@ class Fitted:
     """A trained network, on the CPU in evaluation mode (the averaged weights, where there is an average).
 
     history: one row an epoch, the same whenever the training is repeated: epoch, loss, train_accuracy (of the
-    augmented images), test_accuracy, learning_rate. metrics: the last accuracies and what the training cost:
+    augmented images), test_accuracy, learning_rate. metrics: the last row, and what the training cost:
     images_per_s, the seconds by phase (data_s, compute_s, communication_s: waiting for gradients that the
-    backward pass did not hide, evaluation_s), and gemm_peak_share.
+    backward pass did not hide, evaluation_s, checkpoint_s), gemm_peak_gflops_per_s and gemm_peak_share.
     """
 
     model: nn.Module
@@ -107,6 +102,11 @@ class _Progress:
     seconds: dict[str, float] = field(default_factory=dict)
     history: list[dict[str, float]] = field(default_factory=list)
 
+    @property
+    def images_per_s(self) -> float:
+        """Of the training alone, without evaluation and checkpoints."""
+        return self.images / sum(self.seconds.get(name, 0.0) for name in ("data", "compute", "communication"))
+
 
 class _Training:
     def __init__(
@@ -122,50 +122,36 @@ class _Training:
         distillation: DistillationLoss | None,
     ) -> None:
         self.input_spec, self.config, self.out = input_spec, config, out
-        self.group, self.stop, self.distillation = group, stop, distillation
-        self.device = choose_device(config.device, group.local_rank)
-        self.dtype = choose_dtype(config.precision, self.device)
-        self.layout = torch.channels_last if config.channels_last else torch.contiguous_format
-        self.store = CheckpointStore(
-            out.scratch / f"checkpoints-{_fingerprint(model, data, config, teacher, distillation)}"
+        self.group, self.stop = group, stop
+        fingerprint = _fingerprint(model, data, config, teacher, distillation)
+        self.store = CheckpointStore(out.scratch / f"checkpoints-{fingerprint}")
+        self.place = choose_place(config, group.local_rank)
+        self.stopwatch = Stopwatch(self.place.device)
+        self.learner = Learner(
+            model,
+            config,
+            self.place,
+            self.stopwatch,
+            workers=group.size,
+            teacher=teacher,
+            distillation=distillation,
         )
-
-        self.model = _placed(model.train(), self.device, self.layout)
-        self.teacher = copy.deepcopy(teacher)
-        if self.teacher is not None:
-            _placed(self.teacher.eval().requires_grad_(False), self.device, self.layout)
-        self.average = _average(self.model, config.ema_decay) if config.ema_decay else None
-        self.optimizer = build_optimizer(self.model, config)
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
-
-        self.train_set = ImageSet(data, "train", input_spec, self.device)
-        self.test_set = ImageSet(data, "test", input_spec, self.device)
+        self.train_set = ImageSet(data, "train", input_spec, self.place.device)
+        self.test_set = ImageSet(data, "test", input_spec, self.place.device)
         self.batch_size = _batch_size(len(self.train_set), config, group)
         self.steps_per_epoch = len(self.train_set) // self.batch_size
         self.progress = _Progress()
-        self.sums = torch.zeros(2, dtype=torch.float64, device=self.device)  # loss, correct, of this epoch
-        self.stopwatch = Stopwatch(self.device)
+        # This worker's losses and recognised images of this epoch; on the device, so no step waits for it.
+        self.sums = torch.zeros(2, dtype=torch.float64, device=self.place.device)
         self.saved_at = self.reported_at = time.monotonic()
 
     def run(self) -> Fitted:
         self._resume()
-        self.network = self._copies_joined()
         while self.progress.epoch < self.config.epochs:
             self._train_epoch()
             self._finish_epoch()
         self._save()
         return self._fitted()
-
-    def _copies_joined(self) -> nn.Module:
-        """The network to call: the model itself, or one that averages its gradients over the group."""
-        if self.group.size == 1:
-            return self.model
-        return data_parallel(
-            self.model,
-            self.device,
-            static_graph=self.config.accumulate == 1,
-            on_bucket=lambda: self.stopwatch.lap("compute"),
-        )
 
     # ---------------------------------------------------------------------------------------------- training
 
@@ -181,23 +167,20 @@ class _Training:
 
     def _train_step(self, rows: Tensor) -> None:
         """One optimizer step with the images of `rows`, of which this worker takes its share in parts."""
-        self.learning_rate = self._learning_rate()
-        for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate
         torch.manual_seed(self._seed("network", self.progress.step, self.group.rank))
         parts = self._parts(rows)
-        changed = [*self.model.buffers(), self.sums]  # by the parts, before the step is whole
+        changed = [*self.learner.model.buffers(), self.sums]  # by each part, before the step is whole
         before = [tensor.clone() for tensor in changed] if len(parts) > 1 else []
-        for index, (part, uniform) in enumerate(parts):
-            if index:
+        for number, (part, uniform) in enumerate(parts, start=1):
+            if number > 1:
                 self._heed(undo=list(zip(changed, before, strict=True)))
-            self._add_gradients(part, uniform, share=1 / len(parts), last=index == len(parts) - 1)
-        self.scaler.step(self.optimizer)
-        self.scaler.update()
-        self.optimizer.zero_grad()
-        if self.average is not None:
-            self.average.update_parameters(self.model)
-        self.stopwatch.lap("compute")
+            x, labels = self._batch(part, uniform)
+            self.stopwatch.lap("data")
+            loss, correct = self.learner.add_gradients(
+                x, labels, share=1 / len(parts), last=number == len(parts)
+            )
+            self.sums += torch.stack([loss.double(), correct.double()])
+        self.learner.step(self._learning_rate(self.progress.step))
 
     def _parts(self, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
         """This worker's share of a batch in `accumulate` parts: rows, and the draws of their augmentation.
@@ -211,42 +194,15 @@ class _Training:
         size = share // self.config.accumulate
         return list(zip(torch.split(rows[mine], size), torch.split(uniform[mine], size), strict=True))
 
-    def _add_gradients(self, rows: Tensor, uniform: Tensor, *, share: float, last: bool) -> None:
-        """Forward and backward; only the last part of a batch waits for the other workers' gradients."""
-        rows, uniform = rows.to(self.device), uniform.to(self.device)
+    def _batch(self, rows: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
+        rows, uniform = rows.to(self.place.device), uniform.to(self.place.device)
         pixels = augment(self.train_set.pixels_nchw(rows), uniform, self.config.augment)
-        x, labels = self.train_set.normalise(pixels, self.layout), self.train_set.labels[rows]
-        self.stopwatch.lap("data")
-        with self._gradients_averaged(last):
-            loss = self._loss(x, labels) * share
-            torch.autograd.backward(self.scaler.scale(loss))
-        self.stopwatch.lap("communication" if self.group.size > 1 and last else "compute")
-        self.sums[0] += loss.detach()
+        return self.train_set.normalise(pixels, self.place.layout), self.train_set.labels[rows]
 
-    def _gradients_averaged(self, wanted: bool) -> AbstractContextManager[None]:
-        """Whether a backward pass averages over the group what has added up, or only adds to it."""
-        if isinstance(self.network, DistributedDataParallel) and not wanted:
-            return self.network.no_sync()
-        return nullcontext()
-
-    def _loss(self, x: Tensor, labels: Tensor) -> Tensor:
-        logits = self._forward(self.network, x)
-        self.sums[1] += (logits.argmax(dim=1) == labels).sum()
-        loss = functional.cross_entropy(logits, labels, label_smoothing=self.config.label_smoothing)
-        if self.teacher is None or self.distillation is None:
-            return loss
-        with torch.no_grad():
-            teacher_logits = self._forward(self.teacher, x)
-        return self.distillation(logits, teacher_logits, loss)
-
-    def _forward(self, network: nn.Module, x: Tensor) -> Tensor:
-        with torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            logits: Tensor = network(x)
-        return logits.float()
-
-    def _learning_rate(self) -> float:
-        step = self.progress.epoch * self.steps_per_epoch + self.progress.step
-        return peak_learning_rate(self.config) * rate_factor(step, self.steps_per_epoch, self.config)
+    def _learning_rate(self, step: int) -> float:
+        """At a step of the current epoch."""
+        done = self.progress.epoch * self.steps_per_epoch + step
+        return peak_learning_rate(self.config) * rate_factor(done, self.steps_per_epoch, self.config)
 
     def _seed(self, *what: object) -> int:
         """A seed for one use: what is drawn depends on where the training is, not on how it got there."""
@@ -259,7 +215,6 @@ class _Training:
     # -------------------------------------------------------------------------------------- at an epoch's end
 
     def _finish_epoch(self) -> None:
-        learning_rate = self._learning_rate()
         test_accuracy = self._test_accuracy()
         loss_sum, correct = self.group.sum(self.sums.tolist())
         row = {
@@ -267,7 +222,7 @@ class _Training:
             "loss": loss_sum / (self.steps_per_epoch * self.group.size),
             "train_accuracy": correct / (self.steps_per_epoch * self.batch_size),
             "test_accuracy": test_accuracy,
-            "learning_rate": learning_rate,
+            "learning_rate": self._learning_rate(self.steps_per_epoch - 1),
         }
         self.progress.history.append(row)
         self.progress.epoch, self.progress.step = self.progress.epoch + 1, 0
@@ -278,7 +233,7 @@ class _Training:
 
     def _test_accuracy(self) -> float:
         """Top-1 of the network that would be handed over now, in fp32; each worker takes some of the rows."""
-        model = self._result().eval()
+        model = self.learner.result().eval()
         self.group.share(list(model.buffers()))
         correct = 0
         for rows in batches(len(self.test_set), EVALUATION_BATCH * self.group.size):
@@ -286,34 +241,30 @@ class _Training:
             mine = slice(start, min(start + EVALUATION_BATCH, len(self.test_set)))
             if mine.start < mine.stop:
                 with torch.no_grad():
-                    logits = model(self.test_set.normalise(self.test_set.pixels_nchw(mine), self.layout))
-                correct += int((logits.argmax(dim=1) == self.test_set.labels[mine]).sum())
+                    x = self.test_set.normalise(self.test_set.pixels_nchw(mine), self.place.layout)
+                    correct += int((model(x).argmax(dim=1) == self.test_set.labels[mine]).sum())
+            self.stopwatch.lap("evaluation")
             self._heed()
         model.train()
-        self.stopwatch.lap("evaluation")
         return self.group.sum([correct])[0] / len(self.test_set)
 
-    def _result(self) -> nn.Module:
-        return self.model if self.average is None else self.average.module
-
     def _fitted(self) -> Fitted:
-        rate = self.progress.images / _training_s(self.progress.seconds)
-        macs = models.count(self.model, self.input_spec)[1]
+        macs = models.count(self.learner.model, self.input_spec)[1]
         flops_per_image = 3 * 2 * macs  # the backward pass costs twice the forward pass
-        if self.teacher is not None:
-            flops_per_image += 2 * models.count(self.teacher, self.input_spec)[1]
-        peak_flops_per_s = self.group.sum([gemm_flops_per_s(self.device, self.dtype)])[0]
+        if self.learner.teacher is not None:
+            flops_per_image += 2 * models.count(self.learner.teacher, self.input_spec)[1]
+        peak_flops_per_s = self.group.sum([gemm_flops_per_s(self.place)])[0]
         metrics = {
             **{name: value for name, value in self.progress.history[-1].items() if name != "epoch"},
             **{f"{phase}_s": seconds for phase, seconds in self.progress.seconds.items()},
-            "images_per_s": rate,
+            "images_per_s": self.progress.images_per_s,
             "gemm_peak_gflops_per_s": peak_flops_per_s / 1e9,
-            "gemm_peak_share": rate * flops_per_image / peak_flops_per_s,
+            "gemm_peak_share": self.progress.images_per_s * flops_per_image / peak_flops_per_s,
         }
-        model = _placed(self._result().eval(), torch.device("cpu"), torch.contiguous_format)
+        model = HANDED_OVER.put(self.learner.result().eval())
         return Fitted(model, tuple(self.progress.history), metrics)
 
-    # ---------------------------------------------------------------------- what happens between steps
+    # ----------------------------------------------------------------------------------------- between steps
 
     def _heed(self, undo: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
         """Do together what any worker has a reason for: fail, save, stop.
@@ -326,10 +277,12 @@ class _Training:
             self.reported_at = now
             self._report_step()
         at_end = self.progress.step == self.steps_per_epoch
-        is_cheap = self.device.type == "cpu"  # on a GPU, to look at the loss is to wait for it
+        is_cheap = self.place.device.type == "cpu"  # on a GPU, to look at the loss is to wait for it
         is_bad = (is_cheap or is_reporting or at_end) and not math.isfinite(self.sums[0].item())
         is_due = not undo and now - self.saved_at >= self.config.checkpoint_every_s
         stopped_by, any_bad, any_due = self.group.max([self.stop.signal, is_bad, is_due])
+        if self.group.size > 1:
+            self.stopwatch.lap("communication")
         if any_bad:
             raise self._not_finite()
         if stopped_by:
@@ -345,15 +298,16 @@ class _Training:
             raise KeyboardInterrupt
         raise Terminated(
             "the training was stopped by SIGTERM",
-            why=f"saved after epoch {self.progress.epoch}, step {self.progress.step} of the next",
+            why=f"saved in epoch {self.progress.epoch + 1}, after step {self.progress.step}",
             fix="run again to resume",
         )
 
     def _not_finite(self) -> StageFailed:
         rate = peak_learning_rate(self.config)
+        dtype = str(self.place.dtype).removeprefix("torch.")
         return StageFailed(
             f"the loss is no longer finite in epoch {self.progress.epoch + 1}, step {self.progress.step}",
-            why=f"most often the learning rate is too high: its peak is {rate:g}, in {_name(self.dtype)}",
+            why=f"most often the learning rate is too high: its peak is {rate:g}, in {dtype}",
             fix=f"lower learning_rate, for example to {rate / 5:g}, or raise warmup_epochs",
         )
 
@@ -361,10 +315,10 @@ class _Training:
         self.progress.loss_sum, self.progress.correct = self.group.sum(self.sums.tolist())
         self._count_time()
         if self.group.rank == 0:
-            tensors, scaler = capture(self.model, self.average, self.optimizer, self.scaler)
-            checkpoint = Checkpoint(tensors, {"progress": asdict(self.progress), "scaler": scaler})
-            done = self.progress.epoch * (self.steps_per_epoch + 1) + self.progress.step
-            self.store.write(done, checkpoint)
+            tensors, scaler = self.learner.state()
+            step = self.progress.epoch * (self.steps_per_epoch + 1) + self.progress.step
+            state = {"progress": asdict(self.progress), "scaler": scaler}
+            self.store.write(step, Checkpoint(tensors, state))
         self.stopwatch.lap("checkpoint")
         self.saved_at = time.monotonic()
 
@@ -374,33 +328,26 @@ class _Training:
             return
         checkpoint = Checkpoint.from_bytes(data)
         self.progress = _Progress(**checkpoint.state["progress"])
-        if self.group.rank == 0:
-            self.sums += torch.tensor([self.progress.loss_sum, self.progress.correct], device=self.device)
-            print(f"resuming after epoch {self.progress.epoch}, step {self.progress.step}", flush=True)
-        restore(
-            checkpoint.tensors,
-            checkpoint.state["scaler"],
-            self.model,
-            self.average,
-            self.optimizer,
-            self.scaler,
-        )
+        self.learner.restore(checkpoint.tensors, checkpoint.state["scaler"])
+        if self.group.rank == 0:  # which saved the sums of all
+            self.sums.copy_(torch.tensor([self.progress.loss_sum, self.progress.correct]))
+            print(f"resuming in epoch {self.progress.epoch + 1}, after step {self.progress.step}", flush=True)
 
     def _count_time(self) -> None:
         for phase, seconds in self.stopwatch.take().items():
             self.progress.seconds[phase] = self.progress.seconds.get(phase, 0.0) + seconds
 
-    # ------------------------------------------------------------------------------------------- what is told
+    # ------------------------------------------------------------------------------------------ what is told
 
     def _report_step(self) -> None:
         if self.group.rank == 0 and self.progress.step:
             done = self.progress.epoch * self.steps_per_epoch + self.progress.step
             loss = self.sums[0].item() / self.progress.step
             note = f"epoch {self.progress.epoch + 1}/{self.config.epochs}, loss {loss:.3f}"
-            self.out.progress(done, self.config.epochs * self.steps_per_epoch, "step", note)
+            self.out.progress(done, self.config.epochs * self.steps_per_epoch, "steps", note)
 
     def _report_epoch(self, row: dict[str, float]) -> None:
-        rate = self.progress.images / _training_s(self.progress.seconds)
+        rate = self.progress.images_per_s
         for name, value in (row | {"images_per_s": rate}).items():
             if name != "epoch":
                 self.out.metric(name, value, index=int(row["epoch"]))
@@ -410,18 +357,6 @@ class _Training:
             f" learning rate {row['learning_rate']:.2g}, {rate:.0f} images/s",
             flush=True,
         )
-
-
-def _placed(model: nn.Module, device: torch.device, layout: torch.memory_format) -> nn.Module:
-    return model.to(device=device, memory_format=layout)  # type: ignore[call-overload, no-any-return]
-
-
-def _training_s(seconds: Mapping[str, float]) -> float:
-    return sum(seconds.get(phase, 0.0) for phase in ("data", "compute", "communication"))
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")
 
 
 def _batch_size(rows: int, config: Hyperparameters, group: Group) -> int:
@@ -438,17 +373,6 @@ def _batch_size(rows: int, config: Hyperparameters, group: Group) -> int:
     if size < config.batch_size:
         print(f"the batch is {size} images instead of {config.batch_size}: there are no more", flush=True)
     return size
-
-
-def _average(model: nn.Module, decay: float) -> AveragedModel:
-    """An exponential moving average of the weights that forgets faster at first, for short trainings."""
-
-    def blend(average: Tensor, current: Tensor, count: Tensor | int) -> Tensor:
-        if not average.is_floating_point():
-            return current
-        return average.lerp(current, 1 - min(decay, float((1 + count) / (10 + count))))
-
-    return AveragedModel(model, avg_fn=blend, use_buffers=True)
 
 
 def _fingerprint(

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
+import onnx
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
 from components.artifacts import open_artifact, read_manifest
+from components.compress import Quantize
+from components.compress import stage as compress
 from components.contract import ConfigInvalid, ExitCode, GateFailed, StageFailed
 from components.export import stage as export
 from components.export.gate import compare, objections
@@ -171,5 +172,30 @@ def test_a_better_engine_is_no_accuracy_drop():
     assert objections(agreement, Tolerance(max_accuracy_drop=0)) == ""
 
 
-def test_exported_paths_are_inside_the_artifact(onnx_fp32):
-    assert {Path(name).name for name in onnx_fp32.manifest.files} == set(onnx_fp32.manifest.files)
+def test_the_faster_activations_are_kept_and_what_was_measured_is_written_down(onnx_int8):
+    metrics, kept = onnx_int8.manifest.metrics, onnx_int8.spec.identity["activations"]
+    other = {"uint8": "int8", "int8": "uint8"}[kept]
+    measured = {kind: metrics[f"latency_ms_{kind}_activations"] for kind in (kept, other)}
+    assert min(measured.values()) > 0
+    assert measured[kept] * 0.95 <= measured[other]
+    assert any(kept in note and "measured" in note for note in onnx_int8.spec.notes)
+    zero_points = [
+        onnx.numpy_helper.to_array(tensor)
+        for tensor in onnx.load(onnx_int8.file("model.onnx")).graph.initializer
+        if tensor.name.endswith("_zero_point") and not tensor.dims
+    ]
+    assert {str(zero_point.dtype) for zero_point in zero_points} == {kept}
+
+
+def test_the_spec_of_the_model_reaches_the_engine(onnx_int8):
+    stored = {tensor.name for tensor in onnx.load(onnx_int8.file("model.onnx")).graph.initializer}
+    assert "features.0.weight" in stored and "features.0.weight_quantized" not in stored
+    assert {"features.3.weight_quantized", "features.6.weight_quantized"} <= stored
+
+
+def test_activations_that_the_recipe_chose_are_not_measured(run_stage, small_model, digits_data):
+    config = Quantize(activations="int8", calibration_samples=32)
+    model = run_stage(compress.run, config, model=small_model, teacher=small_model, data=digits_data)
+    engine = run_stage(export.run, Onnx(), model=model, data=digits_data)
+    assert engine.spec.identity["activations"] == "int8"
+    assert not any("latency" in name for name in engine.manifest.metrics)

@@ -15,7 +15,8 @@ from components.artifacts import Artifact, DatasetSpec
 from components.contract import Output, validate
 from components.images import load_split
 from components.prepare import stage
-from components.prepare.sources import AnySource, Digits
+from components.prepare.sources import AnySource
+from components.prepare.sources.digits import Digits
 
 Prepare = Callable[..., Artifact[DatasetSpec]]
 

@@ -103,7 +103,7 @@ def test_statistics_are_those_of_numpy_over_many_chunks(tmp_path: Path) -> None:
 
 
 def test_a_disk_without_room_is_noticed_before_anything_is_written() -> None:
-    with pytest.raises(OSError, match=r"space|large|Invalid"):
+    with pytest.raises(OSError, match="No space left"):
         new_images_file(Path("/dev/shm/hpml-no-room.npy"), (2**20, 2**12, 2**12, 3))
     Path("/dev/shm/hpml-no-room.npy").unlink(missing_ok=True)
 

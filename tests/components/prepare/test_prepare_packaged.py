@@ -15,7 +15,8 @@ import pytest
 from components.contract import ConfigInvalid, StageFailed, signature, validate
 from components.prepare import stage
 from components.prepare.packaged import PackagedFile
-from components.prepare.sources import SOURCES, AnySource
+from components.prepare.sources import AnySource
+from components.prepare.sources.mnist5k import Mnist5k
 
 
 def test_mnist5k_is_padded_to_32_and_split_4000_to_1000_by_class(
@@ -149,7 +150,7 @@ def test_a_wrong_config_is_refused_by_its_key(config: dict[str, Any], reason: st
 
 
 def test_a_bare_name_is_a_source() -> None:
-    assert validate(AnySource, "mnist5k", where="data") == SOURCES["mnist5k"]()
+    assert validate(AnySource, "mnist5k", where="data") == Mnist5k()
 
 
 def test_the_stage_says_what_it_is() -> None:

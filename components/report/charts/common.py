@@ -1,0 +1,16 @@
+"""What the pictures agree on."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from components.artifacts import Interval
+
+Classes = dict[str, str]  # engine -> CSS class of its colour
+
+NARROW_PX = 500  # up to it, names stand above what they name instead of to its left
+
+
+def ends(intervals: Iterable[Interval]) -> list[float]:
+    """The lower and the upper end of each interval."""
+    return [end for interval in intervals for end in (interval.low, interval.high)]

@@ -1,0 +1,38 @@
+"""Where the time of the run went."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from xml.etree.ElementTree import Element
+
+from components.report.charts.common import NARROW_PX
+from components.report.content import StepCost
+from components.report.format import duration, plain, shorten
+from components.report.markup import node
+from components.report.svg import label, picture, text_width
+
+
+def time_by_step(steps: Sequence[StepCost], width: float) -> Element:
+    """A bar a step, as long as it took, with its seconds and its peak memory."""
+    narrow = width <= NARROW_PX
+    pitch = 40 if narrow else 28
+    left = 8.0 if narrow else 284.0
+    longest = max(max(step.seconds for step in steps), 1e-3)
+    texts = [
+        f"{duration(step.seconds)} · {plain(step.peak_rss_bytes / 1e9, significant=2)} GB" for step in steps
+    ]
+    room = width - left - 18 - max(text_width(text) for text in texts)
+    drawn: list[Element] = []
+    for index, (step, text) in enumerate(zip(steps, texts, strict=True)):
+        top = index * pitch + (18 if narrow else 4)
+        name = shorten(f"{step.stage} {step.name}".strip(), 40)
+        if narrow:
+            drawn.append(label(name, left, top - 4, "name"))
+        else:
+            drawn.append(label(name, left - 14, top + 13, "name", anchor="end"))
+        length = max(1.5, room * step.seconds / longest)
+        drawn += [
+            node("rect", x=left, y=top, width=length, height=18, rx=2, class_="bar"),
+            label(text, left + length + 8, top + 13),
+        ]
+    return picture(width, len(steps) * pitch + 6, "Seconds that each step of the run took", drawn)

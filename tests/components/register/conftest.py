@@ -1,0 +1,147 @@
+"""Chosen engines with their measurements, and stores to register them in."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from components import hardware
+from components.artifacts import (
+    Artifact,
+    EngineFigures,
+    EngineSpec,
+    InputSpec,
+    Interval,
+    Lineage,
+    MeasurementsSpec,
+    open_artifact,
+    seal_artifact,
+)
+from components.goals import Goals
+from components.select import stage as select
+from components.tracking import ensure_store
+
+
+def lineage(**parents: str) -> Lineage:
+    return Lineage(
+        stage="fixture",
+        code_digest="c0de",
+        config=None,
+        parents=parents,
+        libraries={},
+        started_at_s=0.0,
+        seconds=0.0,
+        peak_rss_bytes=0,
+    )
+
+
+@dataclass(frozen=True)
+class Chosen:
+    """What select hands to register."""
+
+    engine: Artifact[EngineSpec]
+    measured: Artifact[MeasurementsSpec]
+
+
+def _engine(place: Path, content: bytes) -> Artifact[EngineSpec]:
+    place.mkdir()
+    (place / "model.onnx").write_bytes(content)
+    np.save(place / "golden_x_nchw.npy", np.zeros((2, 1, 8, 8), np.float32))
+    spec = EngineSpec(
+        target={"target": "onnx"},
+        status="built",
+        file="model.onnx",
+        precision="int8",
+        methods=("prune", "quantize"),
+        input=InputSpec(shape_chw=(1, 8, 8), mean=(0.5,), std=(0.5,)),
+        class_names=("a", "b", "c"),
+        identity={"runtime": "onnxruntime 1.0"},
+        size_bytes=len(content),
+    )
+    seal_artifact(place, spec=spec, metrics={}, lineage=lineage())
+    return open_artifact(place, kind="engine")
+
+
+def _figures(engine: Artifact[EngineSpec], p50: float) -> EngineFigures:
+    latency = Interval(value=p50, low=0.95 * p50, high=1.05 * p50)
+    return EngineFigures(
+        status="measured",
+        target="onnx",
+        precision="int8",
+        methods=(),
+        size_bytes=engine.spec.size_bytes,
+        parameters=10,
+        macs=10,
+        accuracy_top1=Interval(value=0.97, low=0.96, high=0.98),
+        latency_ms_p50=latency,
+        latency_ms_p90=latency,
+        latency_ms_p99=latency,
+    )
+
+
+@pytest.fixture
+def choose(tmp_path: Path, run_stage: Callable[..., Artifact[Any]]) -> Callable[..., Chosen]:
+    """choose(content, p50=...): an engine of these bytes, measured and chosen."""
+    count = 0
+
+    def make(
+        content: bytes = b"weights",
+        *,
+        p50: float = 1.0,
+        goals: Goals | None = None,
+        data: str = "d1",
+        threads: int = 1,
+        cpu: str = "a CPU",
+    ) -> Chosen:
+        nonlocal count
+        count += 1
+        engines = {
+            "eager": _engine(tmp_path / f"eager-{count}", b"the reference"),
+            "int8/onnx": _engine(tmp_path / f"engine-{count}", content),
+        }
+        spec = MeasurementsSpec(
+            reference="eager",
+            best_fp32="eager",
+            engines={
+                "eager": _figures(engines["eager"], 10.0),
+                "int8/onnx": _figures(engines["int8/onnx"], p50),
+            },
+            rounds=1,
+            requests_per_round=1,
+            threads=threads,
+            seed=0,
+            environment={**hardware.identity(), "cpu": cpu, "load_average_1_min": f"{count}"},
+        )
+        place = tmp_path / f"measured-{count}"
+        place.mkdir()
+        parents = {f"engines/{name}": engine.digest for name, engine in engines.items()}
+        seal_artifact(place, spec=spec, metrics={}, lineage=lineage(data=data, **parents))
+        measured = open_artifact(place, kind="measurements")
+        engine = run_stage(select.run, goals or Goals(), measured=measured, engines=engines)
+        return Chosen(engine, measured)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("registry") / "mlflow.db"
+    ensure_store(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def registry(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """A fresh local registry, named by the environment."""
+    place = tmp_path / "registry"
+    place.mkdir()
+    shutil.copy(empty_store, place / "mlflow.db")
+    uri = f"sqlite:///{place / 'mlflow.db'}"
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
+    return uri
