@@ -18,7 +18,7 @@ else
 TORCH_FROM := --find-links $(WHEELS) --constraint $(WHEELS)/constraints.txt
 endif
 
-.PHONY: help setup run test lint lock clean
+.PHONY: help setup run test measure lock clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -44,6 +44,9 @@ test: setup ## lint, types and tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy components pipelines
 	$(BIN)/pytest
+
+measure: setup ## what the command itself costs; after make run
+	$(BIN)/python tests/measure_overheads.py
 
 lock: setup ## resolve the dependencies anew (torch is chosen per machine, so it is not in the lock)
 	$(UV) pip compile pyproject.toml --extra stages --extra data --extra dev --universal --upgrade \

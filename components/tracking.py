@@ -164,8 +164,8 @@ def _read_events(outbox: Path, offset: int) -> tuple[list[dict[str, Any]], list[
 
 def _has_ended(outbox: Path) -> bool:
     """Whether the last event of the outbox is the end of the run."""
-    last = outbox.read_bytes().rsplit(b"\n", 2)[-2]
-    event = json.loads(last or b"{}")
+    *_, last = [b"{}", *outbox.read_bytes().split(b"\n")[:-1]]
+    event = json.loads(last)
     return event.get("event") == "ended" and not event["step"]
 
 

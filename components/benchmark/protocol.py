@@ -49,8 +49,9 @@ def time_rounds(engines: Mapping[str, EngineProcess], config: BenchmarkConfig, o
     timed: dict[str, dict[int, list[list[int]]]] = {
         name: {batch: [] for batch in batch_sizes(config)} for name in engines
     }
+    orders = round_orders(list(engines), config.rounds, seed=config.seed)
     deadline_s = time.monotonic() + config.time_budget_s
-    for index, order in enumerate(_orders(list(engines), config)):
+    for index, order in enumerate(orders):
         if index >= MIN_ROUNDS and time.monotonic() > deadline_s:
             break
         for name in order:
@@ -63,9 +64,10 @@ def time_rounds(engines: Mapping[str, EngineProcess], config: BenchmarkConfig, o
     }
 
 
-def _orders(names: list[str], config: BenchmarkConfig) -> Iterator[list[str]]:
-    rng = np.random.default_rng(config.seed)
-    for _ in range(config.rounds):
+def round_orders(names: list[str], rounds: int, *, seed: int) -> Iterator[list[str]]:
+    """The order of `names` in each round: a random permutation, the same whenever the seed is."""
+    rng = np.random.default_rng(seed)
+    for _ in range(rounds):
         yield [names[index] for index in rng.permutation(len(names))]
 
 

@@ -21,9 +21,7 @@ class Distill(Hyperparameters, Method):
 
     method: Literal["distill"] = "distill"
     temperature: float = Field(default=4.0, ge=1, le=100)  # softens both distributions; 1: as they are
-    alpha: float = Field(
-        default=0.9, ge=0, le=1
-    )  # weight of the teacher; 0: the labels alone, plain fine-tuning
+    alpha: float = Field(default=0.9, ge=0, le=1)  # weight of the teacher; 0: plain fine-tuning
 
     def apply(
         self, network: Network, teacher: nn.Module, data: Artifact[DatasetSpec], out: Output

@@ -18,9 +18,7 @@ class Prune(Method):
     """Remove the least important channels. Follow it with `distill`: alone it costs much accuracy."""
 
     method: Literal["prune"] = "prune"
-    channels: float = Field(
-        default=0.5, gt=0, lt=1
-    )  # share that is removed; 0.5 leaves a quarter of the MACs
+    channels: float = Field(default=0.5, gt=0, lt=1)  # share removed; 0.5 leaves a quarter of the MACs
     # l1, l2: the norm of a channel's weights (Li et al. 2017, arXiv:1608.08710); taylor: how much the logits
     # change without it, estimated on training images (after Molchanov et al. 2019, arXiv:1906.10771)
     importance: Literal["taylor", "l1", "l2", "random"] = "taylor"

@@ -21,9 +21,9 @@ class Quantize(Method):
     method: Literal["quantize"] = "quantize"
     weights: Literal["int8-per-channel", "int8-per-tensor"] = "int8-per-channel"
     activations: Literal["auto", "uint8", "int8"] = "auto"  # auto: the faster where the engine is built
-    calibration: Literal["minmax", "percentile"] = (
-        "minmax"  # percentile: 99.999 % of the values, outliers clip
-    )
+    # minmax: all calibrated values fit; percentile: 99.999 % of them, outliers are clipped (and the exporter
+    # holds all activations of the calibration images in memory)
+    calibration: Literal["minmax", "percentile"] = "minmax"
     calibration_samples: int = Field(default=256, ge=1, le=65_536)  # training images, stratified by class
     excluded_layers: tuple[str, ...] = ()  # stay fp32; a layer, or a module with all its layers
     seed: int = Field(default=0, ge=0)  # of the draw of the calibration images

@@ -2,28 +2,27 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-import shutil
 import subprocess
 import sys
-from dataclasses import dataclass
-from importlib import resources
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import JsonValue
 
 from components.artifacts import Artifact, BundleSpec, EngineSpec, RegistrationSpec, copy_files
 from components.contract import GateFailed, Output, Result, StageFailed
+from components.deploy import standalone
+from components.deploy.contents import GOLDEN, OUTPUT, SCRIPT, TRITON_PLATFORMS, Contents
 from components.deploy.readme import readme
 from components.deploy.stage import DeployConfig
-from components.deploy.triton import PLATFORMS, config_pbtxt
+from components.deploy.triton import config_pbtxt
 from components.goals import DECISION_FILE, DecisionRecord
 from components.images import to_x_nchw
 from components.targets import TARGETS
 
-SCRIPT = "bundle.py"
-GOLDEN = {"images": "golden_images_nhwc.npy", "x": "golden_x_nchw.npy", "logits": "golden_logits.npy"}
 _NOT_SERVED = (DECISION_FILE, "test_logits.npy")  # of the engine artifact: what led to its choice
 
 # Runs the bundle's own script as if neither torch nor this project were installed.
@@ -36,43 +35,6 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 """
 
 
-@dataclass(frozen=True)
-class Contents:
-    """What a bundle is made of, and where its parts lie in it."""
-
-    config: DeployConfig
-    engine: Artifact[EngineSpec]
-    decision: DecisionRecord
-    version: RegistrationSpec
-
-    @property
-    def spec(self) -> EngineSpec:
-        """The engine's description."""
-        return self.engine.spec
-
-    @property
-    def target(self) -> str:
-        """The name of the target that built the engine."""
-        return str(self.spec.target["target"])
-
-    @property
-    def engine_folder(self) -> str:
-        """Where the engine's files lie: version 1 of a model in a Triton model repository, if it serves it."""
-        if self.target in PLATFORMS:
-            return f"model_repository/{self.version.model_name}/1"
-        return "engine"
-
-    @property
-    def file(self) -> str:
-        """What the runtime opens."""
-        return f"{self.engine_folder}/{self.spec.file}"
-
-    @property
-    def is_standalone(self) -> bool:
-        """Whether the bundle's own script can run the engine, with numpy and ONNX Runtime only."""
-        return self.target == "onnx"
-
-
 def write_bundle(
     config: DeployConfig, engine: Artifact[EngineSpec], version: Artifact[RegistrationSpec], out: Output
 ) -> Result[BundleSpec]:
@@ -80,7 +42,7 @@ def write_bundle(
     decision = DecisionRecord.model_validate_json(engine.file(DECISION_FILE).read_text())
     if version.spec.engine_digest != decision.engine_digest:
         raise StageFailed(
-            f"version {version.spec.version} of {version.spec.model_name} is another engine than the chosen one",
+            f"version {version.spec.version} of {version.spec.model_name} is not the chosen engine",
             why="the digests differ",
         )
     contents = Contents(config, engine, decision, version.spec)
@@ -89,7 +51,10 @@ def write_bundle(
     _write_json(out.path / "preprocessing.json", _preprocessing(contents.spec))
     (out.path / "README.md").write_text(readme(contents))
     _write_json(out.path / "bundle.json", _bundle_json(contents, out.path))
-    verified = _verify_alone(contents, out) if contents.is_standalone else _verify_by_target(contents, out)
+    if contents.is_standalone:
+        verified = _verify_alone(out.path)
+    else:
+        verified = _verify_by_target(contents, out.path, out.threads)
     spec = BundleSpec(
         model_name=version.spec.model_name,
         engine_name=decision.chosen,
@@ -97,7 +62,8 @@ def write_bundle(
         file=contents.file,
         verified=verified,
     )
-    return Result(spec, {"size_bytes": float(sum(f.stat().st_size for f in out.path.rglob("*") if f.is_file()))})
+    size_bytes = sum(file.stat().st_size for file in out.path.rglob("*") if file.is_file())
+    return Result(spec, {"size_bytes": float(size_bytes)})
 
 
 def _place_engine(contents: Contents, bundle: Path) -> None:
@@ -108,19 +74,19 @@ def _place_engine(contents: Contents, bundle: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     for name in (GOLDEN["x"], GOLDEN["logits"]):
         (folder / name).rename(bundle / name)
-    if contents.target in PLATFORMS:
+    if contents.target in TRITON_PLATFORMS:
         (folder.parent / "config.pbtxt").write_text(config_pbtxt(contents))
     if contents.is_standalone:
-        source = resources.files("components.deploy").joinpath("standalone.py")
-        (bundle / SCRIPT).write_bytes(source.read_bytes())
+        (bundle / SCRIPT).write_bytes(Path(standalone.__file__).read_bytes())
 
 
 def _write_golden_images(contents: Contents, bundle: Path) -> None:
     """The images that the golden inputs were made of, so that the check covers the preprocessing as well."""
     x_nchw = np.load(bundle / GOLDEN["x"], allow_pickle=False)
-    mean, std = (np.asarray(values, np.float32) for values in (contents.spec.input.mean, contents.spec.input.std))
-    pixels = np.rint((x_nchw.transpose(0, 2, 3, 1) * std + mean) * 255)
-    images_nhwc = pixels.clip(0, 255).astype(np.uint8)
+    mean = np.asarray(contents.spec.input.mean, np.float32)
+    std = np.asarray(contents.spec.input.std, np.float32)
+    pixels_nhwc = (x_nchw.transpose(0, 2, 3, 1) * std + mean) * 255
+    images_nhwc = np.rint(pixels_nhwc).clip(0, 255).astype(np.uint8)
     if np.abs(to_x_nchw(images_nhwc, contents.spec.input) - x_nchw).max() > 1e-5:
         raise GateFailed(
             "the golden inputs of the engine are not normalised images",
@@ -156,23 +122,84 @@ def _bundle_json(contents: Contents, bundle: Path) -> dict[str, Any]:
         "format": 1,
         "model_name": contents.version.model_name,
         "model_version": contents.version.version,
-        "engine": {
-            "name": contents.decision.chosen,
-            "digest": contents.decision.engine_digest,
-            "target": _without_paths(spec.target),
-            "precision": spec.precision,
-            "methods": spec.methods,
-            "identity": spec.identity,
-            "notes": spec.notes,
-            "size_bytes": spec.size_bytes,
-            "parameters": spec.parameters,
-            "macs": spec.macs,
-        },
+        "engine_name": contents.decision.chosen,
+        "engine_digest": contents.decision.engine_digest,
+        "engine": spec.model_dump(mode="json") | {"target": _without_paths(spec.target)},
         "file": contents.file,
         "providers": _providers(contents),
         "inputs": [{"name": spec.input.name, "datatype": "FP32", "shape": (-1, *spec.input.shape_chw)}],
-        "outputs": [{"name": "logits", "datatype": "FP32", "shape": (-1, len(spec.class_names))}],
+        "outputs": [{"name": OUTPUT, "datatype": "FP32", "shape": (-1, len(spec.class_names))}],
         "golden": {**GOLDEN, "tolerance": contents.config.tolerance},
         "measured": contents.decision.figures.model_dump(mode="json"),
-        "files": {name: _sha256(bundle / name) for name in _names(bundle)},
+        "files": _digests(bundle),
     }
+
+
+def _without_paths(target: dict[str, JsonValue]) -> dict[str, JsonValue]:
+    """A target's options without the files it used while it built the engine."""
+    return {
+        name: value
+        for name, value in target.items()
+        if not (isinstance(value, str) and Path(value).is_absolute())
+    }
+
+
+def _providers(contents: Contents) -> list[Any]:
+    """How ONNX Runtime has to run the engine; empty where another runtime does."""
+    if not contents.is_standalone:
+        return []
+    from components.targets.onnx_session import PROVIDERS
+
+    providers: Any = PROVIDERS[contents.spec.identity["device"]]
+    return list(providers)
+
+
+def _digests(bundle: Path) -> dict[str, str]:
+    files = sorted(file for file in bundle.rglob("*") if file.is_file())
+    return {
+        file.relative_to(bundle).as_posix(): hashlib.sha256(file.read_bytes()).hexdigest() for file in files
+    }
+
+
+def _write_json(path: Path, value: Any) -> None:
+    path.write_text(json.dumps(value, indent=1) + "\n")
+
+
+# -------------------------------------------------------------------------------------------------- verifying
+
+
+def _verify_alone(bundle: Path) -> tuple[str, ...]:
+    """Let the bundle check itself in a process where neither torch nor this project can be imported."""
+    script = [sys.executable, "-I", "-B", "-c", _CLEAN, str(bundle / SCRIPT)]
+    done = subprocess.run(script, cwd=bundle, capture_output=True, text=True)
+    if done.returncode:
+        said = done.stderr.strip().splitlines() or [f"exit status {done.returncode}"]
+        raise GateFailed("the bundle does not work on its own", why=said[-1].removeprefix("error: "))
+    answer = json.loads(done.stdout)
+    return (
+        "the SHA-256 of every file",
+        "the preprocessing of the golden images",
+        f"the golden logits, to {answer['max_abs_error']:.1g}, and every class",
+        "all of it in a process without torch",
+    )
+
+
+def _verify_by_target(contents: Contents, bundle: Path, threads: int) -> tuple[str, ...]:
+    """Load the engine from the bundle with its target's own loader, on the hardware it is bound to."""
+    target = TARGETS[contents.target].model_validate(_without_paths(contents.spec.target))
+    session = target.load(bundle / contents.engine_folder, contents.spec, threads=threads)
+    images_nhwc, expected = (
+        np.load(bundle / GOLDEN[name], allow_pickle=False) for name in ("images", "logits")
+    )
+    logits = session.predict(to_x_nchw(images_nhwc, contents.spec.input))
+    error = float(np.abs(logits - expected).max())
+    same = bool((logits.argmax(axis=1) == expected.argmax(axis=1)).all())
+    if not error <= contents.config.tolerance or not same:
+        raise GateFailed(
+            "the bundle answers otherwise than the exported engine",
+            why=f"a logit differs by {error:.3g}, allowed {contents.config.tolerance:g}",
+        )
+    return (
+        "the preprocessing of the golden images",
+        f"the golden logits, to {error:.1g}, and every class",
+    )

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from components.artifacts import ArchitectureSpec, Artifact, InputSpec, ModelSpec
-from components.contract import ConfigInvalid, StageFailed
+from components.errors import ConfigInvalid, HpmlError, StageFailed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -125,13 +125,15 @@ def save(model: nn.Module, folder: Path) -> None:
 def count(model: nn.Module, input_spec: InputSpec) -> tuple[int, int]:
     """Parameters, and multiply-accumulates of one sample, of `model`."""
     import torch
+    from torch.nn.attention import SDPBackend, sdpa_kernel
     from torch.utils.flop_counter import FlopCounterMode
 
     parameters = sum(parameter.numel() for parameter in model.parameters())
     device = next(model.parameters()).device
     was_training = model.training
     model.eval()
-    with torch.no_grad(), FlopCounterMode(display=False) as counter:
+    # Attention as plain matrix products: the counter knows no formula for the CPU's fused kernel.
+    with torch.no_grad(), sdpa_kernel(SDPBackend.MATH), FlopCounterMode(display=False) as counter:
         model(torch.zeros(1, *input_spec.shape_chw, device=device))
     model.train(was_training)
     return parameters, counter.get_total_flops() // 2

@@ -40,7 +40,7 @@ def apply_channel_plan(model: nn.Module, plan: Mapping[str, Mapping[str, int]]) 
     layers = dict(model.named_modules())
     for name, sizes in plan.items():
         layer = layers.get(name)
-        if layer is None or set(sizes) != set(SIZES.get(type(layer), ())):
+        if layer is None or type(layer) not in SIZES or set(sizes) != set(SIZES[type(layer)]):
             raise StageFailed(f"the channel plan does not fit the network at layer {name!r}")
         for size, value in sizes.items():
             if not 0 < value <= getattr(layer, size):

@@ -20,6 +20,8 @@ WIDE_PX, HALF_PX, NARROW_PX = 952, 466, 350
 # Nothing is loaded from anywhere and nothing runs, also if something hostile got past the escaping.
 _POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
+_BUSY = 0.1  # of the time some task waited for a CPU; a quiet machine stays well below
+
 _OBJECTIVES = {
     "latency_ms_p50": "the least latency p50",
     "latency_ms_p99": "the least latency p99",
@@ -74,6 +76,7 @@ def _headline(content: Content) -> Element:
             node("h1", title_of(content)),
             node("p", f"{_sentence(decision.reason)}{nearest}", class_="lead"),
             node("p", _goals_in_words(content.goals), class_="note"),
+            _busy_machine(content),
         )
     return node(
         "header",
@@ -81,7 +84,21 @@ def _headline(content: Content) -> Element:
         node("h1", _breakable(decision.chosen)),
         node("p", _sentence(decision.verdicts[decision.chosen].reason), class_="lead"),
         node("p", _goals_in_words(content.goals), class_="note"),
+        _busy_machine(content),
         _tiles(content, content.measurements.engines[decision.chosen]),
+    )
+
+
+def _busy_machine(content: Content) -> Element | None:
+    """A warning where the engines had to share the machine with something else."""
+    pressure = content.measurements.cpu_pressure
+    if pressure is None or pressure < _BUSY:
+        return None
+    return node(
+        "p",
+        f"Measured on a busy machine: {percent(pressure)} of the time some task waited for a CPU. "
+        "Figures may be off by more than their intervals say; measure again when it is quiet.",
+        class_="warning",
     )
 
 
@@ -135,7 +152,7 @@ def _value(interval: Interval, scale: float = 1.0, places: int | None = None) ->
 
 def _figures_section(content: Content, classes: dict[str, str]) -> Element:
     measurements = content.measurements
-    columns = ["engine", "accuracy, %", "size", "p50, ms", "p99, ms", f"speed vs {measurements.reference}"]
+    columns = ["engine", "top-1, %", "size", "p50, ms", "p99, ms", f"speed vs {measurements.reference}"]
     if measurements.best_fp32:
         columns.append(f"speed vs {measurements.best_fp32}")
     compared = [f"{measurements.reference}, the reference"]

@@ -33,6 +33,7 @@ p { margin: 0 0 12px; max-width: 72ch; overflow-wrap: anywhere }
 .eyebrow.none { color: var(--k2) }
 .lead { font-size: 17px }
 .note { color: var(--ink2); font-size: 14px }
+.warning { border-left: 3px solid var(--k2); padding: 2px 0 2px 12px; font-size: 14px }
 .tiles {
   display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 1px; margin: 24px 0 8px;
   background: var(--rule); border: 1px solid var(--rule); border-radius: 8px; overflow: hidden;
@@ -44,6 +45,7 @@ table { border-collapse: collapse; width: 100%; font-size: 14px; margin: 12px 0 
 th { text-align: right; font-weight: 600; color: var(--ink2); font-size: 13px; vertical-align: bottom }
 th, td { padding: 8px 0 8px 12px; border-bottom: 1px solid var(--rule); text-align: right }
 td { vertical-align: top }
+th:nth-child(-n+5) { white-space: nowrap }
 th:first-child, td:first-child { text-align: left; padding-left: 8px }
 th:last-child, td:last-child { padding-right: 8px }
 td:first-child { min-width: 130px }
@@ -88,8 +90,7 @@ svg .ring { fill: none; stroke: var(--k); stroke-width: 1.5 }
 svg .area { fill: var(--k); fill-opacity: 0.24; stroke: var(--k); stroke-width: 1.3; stroke-linejoin: round }
 svg .mark { stroke: var(--k); stroke-width: 1.8 }
 svg .curve { fill: none; stroke: var(--k); stroke-width: 1.8; stroke-linejoin: round }
-svg .again { stroke-dasharray: 6 3 }
-svg circle.again { stroke-dasharray: none }
+svg .curve.again { stroke-dasharray: 6 3 }
 svg .bar { fill: var(--bar) }
 .exported { display: grid; grid-template-columns: 1fr 1fr; gap: 0 40px }
 .exported div { min-width: 0 }

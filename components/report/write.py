@@ -27,6 +27,5 @@ def write_report(
         ("figures.json", figures_json(content)),
         ("figures.csv", figures_csv(content)),
     ):
-        # A lone surrogate in a name of the user's cannot be written as UTF-8; it becomes a question mark.
-        (out.path / name).write_bytes(text.encode(errors="replace"))
+        (out.path / name).write_text(text, encoding="utf-8", newline="")
     return Result(ReportSpec(title=title_of(content)))

@@ -96,16 +96,15 @@ def _cause(error: BaseException) -> str:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """Without the exporter's remarks on torchvision, which is not here, and on torch's own internals."""
-    registration = logging.getLogger("torch.onnx._internal.exporter._registration")
-    level = registration.level
-    registration.setLevel(logging.ERROR)
+    """Without what the exporter and the quantizer remark along the way; their errors are exceptions."""
+    disabled = logging.root.manager.disable
+    logging.disable(logging.WARNING)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
             warnings.simplefilter("ignore")
             yield
     finally:
-        registration.setLevel(level)
+        logging.disable(disabled)
 
 
 def nodes_of_layers(graph: onnx.ModelProto, layers: Iterable[str]) -> list[str]:
@@ -156,7 +155,9 @@ def to_fp16(graph: onnx.ModelProto) -> onnx.ModelProto:
 
 class _Batches(CalibrationDataReader):  # type: ignore[misc]
     def __init__(self, input_name: str, x_nchw: NDArray[np.float32]) -> None:
-        self._parts = ({input_name: x_nchw[part]} for part in batches(len(x_nchw), 32))
+        rows = len(x_nchw)  # in equal batches: the percentile calibrator stacks what they give
+        size = next(size for size in range(min(rows, 32), 0, -1) if rows % size == 0)
+        self._parts = ({input_name: x_nchw[part]} for part in batches(rows, size))
 
     def get_next(self) -> dict[str, NDArray[np.float32]] | None:
         return next(self._parts, None)
@@ -177,10 +178,10 @@ def to_int8(
 
     reduce_range: weights of 7 bits, which a CPU needs whose uint8 x int8 products saturate in 16 bits.
     """
-    prepared = place.with_suffix(".prepared.onnx")
     # By path: given a graph, the quantizer moves its weights into a file of its own and leaves it hollow.
-    quant_pre_process(fp32, prepared, skip_optimization=True, skip_symbolic_shape=True)
-    with redirect_stdout(io.StringIO()):  # its calibrators chat
+    prepared = place.with_suffix(".prepared.onnx")
+    with _quiet():
+        quant_pre_process(fp32, prepared, skip_optimization=True, skip_symbolic_shape=True)
         quantize_static(
             prepared,
             place,

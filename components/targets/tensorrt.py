@@ -29,9 +29,8 @@ class TensorRT(Target):
     workspace_mb: int = Field(default=1024, ge=1)  # GPU memory that a kernel may use while it runs
     timing_cache: str = ""  # a file that keeps kernel timings between builds; empty: none
     opset: int = Field(default=20, ge=18, le=20)
-    when_absent: Literal["report", "refuse"] = (
-        "report"  # without GPU or library: a line in the report, or exit 3
-    )
+    # where the GPU or the library is absent: a line in the report that says so, or exit 3
+    when_absent: Literal["report", "refuse"] = "report"
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:

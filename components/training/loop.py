@@ -330,7 +330,8 @@ class _Training:
         self.progress = _Progress(**checkpoint.state["progress"])
         self.learner.restore(checkpoint.tensors, checkpoint.state["scaler"])
         if self.group.rank == 0:  # which saved the sums of all
-            self.sums.copy_(torch.tensor([self.progress.loss_sum, self.progress.correct]))
+            saved = [self.progress.loss_sum, self.progress.correct]
+            self.sums.copy_(torch.tensor(saved, dtype=self.sums.dtype))
             print(f"resuming in epoch {self.progress.epoch + 1}, after step {self.progress.step}", flush=True)
 
     def _count_time(self) -> None:

@@ -274,16 +274,25 @@ def test_names_and_lengths_that_mlflow_does_not_allow_are_made_to_fit(path: Path
 
 def test_two_processes_may_be_the_first_to_use_a_store(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path / 'new' / 'mlflow.db'}"
-    command = [
-        sys.executable,
-        "-c",
-        "import sys; from components.tracking import *; ensure_store(sys.argv[1])",
+    code = (
+        "import sys; from components.tracking import client, ensure_store\n"
+        "ensure_store(sys.argv[1]); client(sys.argv[1]).create_experiment(sys.argv[2])"
+    )
+    both = [
+        subprocess.Popen([sys.executable, "-c", code, uri, name], stderr=subprocess.PIPE, text=True)
+        for name in ("first", "second")
     ]
-    both = [subprocess.Popen([*command, uri], stderr=subprocess.PIPE, text=True) for _ in range(2)]
     assert [process.communicate(timeout=120)[1] for process in both] == ["", ""]
     assert [process.returncode for process in both] == [0, 0]
     assert store_identity(uri)
+    assert client(uri).get_experiment_by_name("first") and client(uri).get_experiment_by_name("second")
     assert sorted(file.name for file in (tmp_path / "new").iterdir()) == [".mlflow.db.lock", "mlflow.db"]
+
+
+def test_an_outbox_without_events_is_nothing_to_send(path: Path, uri: str) -> None:
+    Outbox(path)
+    drained = drain(path, uri)
+    assert (drained.remaining, drained.ended, drained.problem) == (0, False, "")
 
 
 def test_a_deleted_store_is_another_store_and_gets_everything(path: Path, tmp_path: Path) -> None:

@@ -12,7 +12,6 @@ from components.artifacts import (
     Artifact,
     DatasetSpec,
     EngineSpec,
-    Lineage,
     ModelSpec,
     QuantizationSpec,
     copy_files,

@@ -51,9 +51,9 @@ def test_int8_is_smaller_and_as_accurate(onnx_fp32, onnx_int8):
     assert onnx_int8.spec.max_abs_error > onnx_fp32.spec.max_abs_error
 
 
-def test_eager_agrees_exactly(run_stage, small_model, digits_data):
+def test_eager_is_the_network_itself(run_stage, small_model, digits_data):
     engine = run_stage(export.run, Eager(device="cpu"), model=small_model, data=digits_data)
-    assert engine.spec.max_abs_error == 0 and engine.spec.top1_agreement == 1
+    assert engine.spec.max_abs_error < 1e-5 and engine.spec.top1_agreement == 1
     assert engine.spec.size_bytes == sum(
         engine.file(name).stat().st_size for name in ("model.json", "model.safetensors")
     )

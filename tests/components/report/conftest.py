@@ -126,6 +126,12 @@ def _latencies(variant: Variant, speed: np.ndarray, rng: np.random.Generator) ->
 
 
 @pytest.fixture
+def variants() -> dict[str, Variant]:
+    """The engines of the quickstart, and one that was not built."""
+    return QUICKSTART
+
+
+@pytest.fixture
 def make_run(tmp_path: Path) -> Callable[..., Run]:
     """make_run(variants, class_names=...): the artifacts of a run of these variants."""
 

@@ -6,20 +6,22 @@ import random
 import signal
 import time
 from collections.abc import Callable
-from typing import Any
 
 import pytest
 
 from components.train.stage import TrainConfig
+from tests.components.train.attempts import Trainer
 
-Make = Callable[..., Any]
+Make = Callable[..., Trainer]
 SMALL = {"architecture": "cnn", "arguments": {"width": 4}}
 
 
+def same(first: Trainer, second: Trainer) -> bool:
+    return first.weights == second.weights and first.history == second.history
+
+
 def test_twenty_kills_at_random_moments_change_no_bit(trainer: Make) -> None:
-    config = TrainConfig(
-        model=SMALL, epochs=16, batch_size=32, ema_decay=0.99, label_smoothing=0.05, checkpoint_every_s=0.02
-    )
+    config = TrainConfig(model=SMALL, epochs=16, batch_size=32, ema_decay=0.99, checkpoint_every_s=0.02)
     undisturbed, disturbed = trainer(config), trainer(config)
     undisturbed.finish()
 
@@ -30,94 +32,70 @@ def test_twenty_kills_at_random_moments_change_no_bit(trainer: Make) -> None:
             attempt.wait_for_a_checkpoint()
         time.sleep(chance.uniform(0, 0.1))
         if kill % 2:
-            attempt.process.kill()
-            assert attempt.exit_code() == -signal.SIGKILL
-        else:
-            attempt.process.terminate()
-            assert attempt.exit_code() in {143, -signal.SIGTERM}  # the latter before Python handles signals
+            assert attempt.send(signal.SIGKILL) == -signal.SIGKILL
+        else:  # before Python handles signals, SIGTERM just ends it
+            assert attempt.send(signal.SIGTERM) in {143, -signal.SIGTERM}
     disturbed.finish()
 
-    assert disturbed.weights == undisturbed.weights
-    assert disturbed.history == undisturbed.history
+    assert same(disturbed, undisturbed)
 
 
 @pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lars"])
-def test_a_stop_saves_the_step_it_was_in(trainer: Make, optimizer: str) -> None:
-    """With accumulation: between two parts of a batch there is nothing to save but the step before."""
+def test_a_stop_saves_the_last_whole_step(trainer: Make, optimizer: str) -> None:
+    """Also between two parts of a batch, where the buffers have already changed."""
     config = TrainConfig(
-        model=SMALL,
-        epochs=6,
-        batch_size=64,
-        accumulate=16,
-        optimizer=optimizer,
-        checkpoint_every_s=3600,
+        model=SMALL, epochs=4, accumulate=8, optimizer=optimizer, learning_rate=0.01, checkpoint_every_s=3600
     )
     undisturbed, disturbed = trainer(config), trainer(config)
     undisturbed.finish()
 
     attempt = disturbed.start()
-    attempt.wait_until(lambda: attempt.said("progress"))
-    attempt.process.terminate()
-    assert attempt.exit_code() == 143
+    attempt.wait_for_progress()
+    assert attempt.send(signal.SIGTERM) == 143
     assert len(attempt.checkpoints()) == 1
     [failure] = attempt.said("failed")
     assert "run again to resume" in failure["message"]
-    disturbed.finish()
+    assert "resuming in epoch" in disturbed.finish().log.read_text()
 
-    assert disturbed.weights == undisturbed.weights
-    assert disturbed.history == undisturbed.history
+    assert same(disturbed, undisturbed)
 
 
 def test_ctrl_c_saves_too(trainer: Make) -> None:
-    training = trainer(TrainConfig(model=SMALL, epochs=100, checkpoint_every_s=3600))
-    attempt = training.start()
-    attempt.wait_until(lambda: attempt.said("progress"))
-    signal_process(attempt, signal.SIGINT)
-    assert attempt.exit_code() == 130
+    attempt = trainer(TrainConfig(model=SMALL, epochs=100, checkpoint_every_s=3600)).start()
+    attempt.wait_for_progress()
+    assert attempt.send(signal.SIGINT) == 130
     assert len(attempt.checkpoints()) == 1
 
 
-def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(
-    trainer: Make, capfd: pytest.CaptureFixture[str]
-) -> None:
-    config = TrainConfig(model=SMALL, epochs=10, checkpoint_every_s=0)
+def test_a_damaged_checkpoint_is_named_and_the_one_before_is_used(trainer: Make) -> None:
+    config = TrainConfig(model=SMALL, epochs=6, checkpoint_every_s=0)
     undisturbed, disturbed = trainer(config), trainer(config)
     undisturbed.finish()
 
     attempt = disturbed.start()
-    attempt.wait_until(lambda: len(attempt.checkpoints()) == 2)
-    attempt.process.terminate()
-    assert attempt.exit_code() == 143
-    older, newest = attempt.checkpoints()
+    attempt.wait_until(lambda: len(attempt.checkpoints()) > 1)
+    assert attempt.send(signal.SIGKILL) == -signal.SIGKILL
+    *_, older, newest = attempt.checkpoints()
     content = bytearray(newest.read_bytes())
     content[-1] ^= 1
     newest.write_bytes(content)
     (newest.parent / f".{newest.name}.part").write_bytes(b"what a kill left of a write")
-    capfd.readouterr()
-    disturbed.finish()
 
-    told = capfd.readouterr().out
+    told = disturbed.finish().log.read_text()
     assert f"the checkpoint {newest} is damaged" in told
+    assert str(older) not in told
     assert "resuming in epoch" in told
-    assert disturbed.weights == undisturbed.weights
+    assert same(disturbed, undisturbed)
 
 
-def test_another_training_does_not_resume_it(trainer: Make, capfd: pytest.CaptureFixture[str]) -> None:
-    first = trainer(TrainConfig(model=SMALL, epochs=50, checkpoint_every_s=0))
-    attempt = first.start()
+def test_another_training_does_not_resume_it(trainer: Make) -> None:
+    changed, fresh = (trainer(TrainConfig(model=SMALL, epochs=1, seed=1)) for _ in range(2))
+    attempt = Trainer.start(
+        Trainer(changed.root, changed.data, TrainConfig(model=SMALL, checkpoint_every_s=0), threads=1)
+    )
     attempt.wait_for_a_checkpoint()
-    attempt.process.terminate()
-    assert attempt.exit_code() == 143
+    assert attempt.send(signal.SIGKILL) == -signal.SIGKILL
 
-    first.config = first.config.model_copy(update={"epochs": 1, "seed": 1})
-    first.finish()
-    fresh = trainer(first.config)
+    assert "resuming" not in changed.finish().log.read_text()
     fresh.finish()
-    assert "resuming" not in capfd.readouterr().out
-    assert first.weights == fresh.weights
-
-
-def signal_process(attempt: Any, number: signal.Signals) -> None:
-    import os
-
-    os.kill(attempt.process.pid, number)
+    assert same(changed, fresh)

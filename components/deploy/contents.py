@@ -1,0 +1,56 @@
+"""What a bundle is made of, and where its parts lie in it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from components.artifacts import Artifact, EngineSpec, RegistrationSpec
+from components.deploy.stage import DeployConfig
+from components.goals import DecisionRecord
+
+SCRIPT = "bundle.py"
+GOLDEN = {"images": "golden_images_nhwc.npy", "x": "golden_x_nchw.npy", "logits": "golden_logits.npy"}
+OUTPUT = "logits"
+TRITON_PLATFORMS = {"onnx": "onnxruntime_onnx", "tensorrt": "tensorrt_plan"}  # what Triton calls our targets
+
+
+@dataclass(frozen=True)
+class Contents:
+    """What a bundle is made of, and where its parts lie in it."""
+
+    config: DeployConfig
+    engine: Artifact[EngineSpec]
+    decision: DecisionRecord
+    version: RegistrationSpec
+
+    @property
+    def spec(self) -> EngineSpec:
+        """The engine's description."""
+        return self.engine.spec
+
+    @property
+    def target(self) -> str:
+        """The name of the target that built the engine."""
+        return str(self.spec.target["target"])
+
+    @property
+    def engine_folder(self) -> str:
+        """Where the engine's files lie; for what Triton serves, version 1 in a model repository of its."""
+        if self.target in TRITON_PLATFORMS:
+            return f"model_repository/{self.version.model_name}/1"
+        return "engine"
+
+    @property
+    def file(self) -> str:
+        """What the runtime opens."""
+        return f"{self.engine_folder}/{self.spec.file}"
+
+    @property
+    def runs_on_gpu(self) -> bool:
+        """Whether the engine was built for a GPU."""
+        return self.spec.identity.get("device", "cpu").startswith("cuda")
+
+    @property
+    def is_standalone(self) -> bool:
+        """Whether the bundle's own script can run the engine, with numpy and ONNX Runtime only."""
+        return self.target == "onnx"

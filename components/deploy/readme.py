@@ -1,0 +1,174 @@
+"""The README of a bundle: what it is, and the three ways to serve it."""
+
+from __future__ import annotations
+
+from components.artifacts import Interval
+from components.deploy.contents import GOLDEN, OUTPUT, SCRIPT, TRITON_PLATFORMS, Contents
+
+
+def readme(contents: Contents) -> str:
+    """The text of README.md. Its Python snippets run as they stand, in the bundle's folder."""
+    ways = [_in_python(contents), _on_a_server(contents), _from_the_registry(contents)]
+    numbered = [f"## {number}. {way}" for number, way in enumerate((way for way in ways if way), 1)]
+    return "\n".join([_head(contents), *numbered])
+
+
+def _head(contents: Contents) -> str:
+    spec, figures = contents.spec, contents.decision.figures
+    channels, height, width = spec.input.shape_chw
+    rows = [
+        ("engine", f"{contents.decision.chosen}, {spec.precision}, {spec.size_bytes / 1e6:.3g} MB"),
+        ("runs on", ", ".join(f"{name} {value}" for name, value in spec.identity.items())),
+        ("takes", f"images of {height} x {width} with {channels} channel{'s' * (channels > 1)}, uint8"),
+        ("gives", f"{len(spec.class_names)} logits, in the order of `class_names` in preprocessing.json"),
+        ("top-1 accuracy", _figure(figures.accuracy_top1, "")),
+        ("latency p50, batch 1", _figure(figures.latency_ms_p50, " ms")),
+        ("latency p99, batch 1", _figure(figures.latency_ms_p99, " ms")),
+    ]
+    table = "\n".join(f"| {name} | {value} |" for name, value in rows)
+    name, number = contents.version.model_name, contents.version.version
+    return f"""\
+# {name}, version {number}
+
+| | |
+|---|---|
+{table}
+
+Latencies hold for the machine they were measured on. Chosen: {contents.decision.reason}.
+
+`preprocessing.json` says how pixels become the network's input, `bundle.json` what a server needs to know
+and the SHA-256 of every file, `{GOLDEN["images"]}` and `{GOLDEN["logits"]}` are sample images and the answers
+to expect.
+{_self_check(contents)}"""
+
+
+def _figure(interval: Interval | None, unit: str) -> str:
+    if interval is None:
+        return "not measured"
+    return f"{interval.value:.3g}{unit} ({interval.low:.3g} to {interval.high:.3g})"
+
+
+def _self_check(contents: Contents) -> str:
+    if not contents.is_standalone:
+        return ""
+    return f"""
+On the machine that will serve it, check it first; it needs numpy and onnxruntime only:
+
+    python {SCRIPT}
+"""
+
+
+def _in_python(contents: Contents) -> str:
+    if contents.is_standalone:
+        return _in_python_alone(contents)
+    return f"""\
+In Python
+
+The project that built the engine (`pip install hpml-pipeline`) loads it, on the hardware it is bound to.
+
+```python
+import json
+from pathlib import Path
+import numpy as np
+from components.artifacts import EngineSpec
+from components.images import to_x_nchw
+from components.targets import TARGETS
+
+spec = EngineSpec.model_validate(json.loads(Path("bundle.json").read_text())["engine"])
+target = TARGETS[spec.target["target"]].model_validate(spec.target)
+session = target.load(Path("{contents.engine_folder}"), spec, threads=1)
+images_nhwc = np.load("{GOLDEN["images"]}")  # or yours
+logits = session.predict(to_x_nchw(images_nhwc, spec.input))
+print([spec.class_names[row] for row in logits.argmax(axis=1)])
+```
+"""
+
+
+def _in_python_alone(contents: Contents) -> str:
+    spec = contents.spec
+    provider = "CUDAExecutionProvider" if contents.runs_on_gpu else "CPUExecutionProvider"
+    return f"""\
+In Python, with ONNX Runtime
+
+```python
+import json, os
+os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # read when onnxruntime is imported
+import numpy as np, onnxruntime
+
+how = json.load(open("preprocessing.json"))
+images_nhwc = np.load("{GOLDEN["images"]}")  # or yours
+x = (images_nhwc / np.float32(255) - np.float32(how["mean"])) / np.float32(how["std"])
+session = onnxruntime.InferenceSession("{contents.file}", providers=["{provider}"])
+[logits] = session.run(["{OUTPUT}"], {{"{spec.input.name}": np.ascontiguousarray(x.transpose(0, 3, 1, 2))}})
+print([how["class_names"][row] for row in logits.argmax(axis=1)])
+```
+
+`{SCRIPT}` does the same and checks the files before it opens them: `python {SCRIPT} IMAGES.npy`, or
+`from bundle import Model` and `Model().predict(images_nhwc)`.
+"""
+
+
+def _on_a_server(contents: Contents) -> str:
+    if contents.target not in TRITON_PLATFORMS:
+        return ""
+    name, spec = contents.version.model_name, contents.spec
+    gpus = " --gpus=all" if contents.runs_on_gpu else ""
+    return f"""\
+On a server that speaks the Open Inference Protocol
+
+`model_repository/` is a model repository of NVIDIA Triton, `config.pbtxt` included. Take a release whose
+runtime is not older than the one the engine was built with (above). No server was started when this bundle
+was made: what was checked is the engine and its answers.
+
+    docker run --rm -p 8000:8000{gpus} -v "$PWD/model_repository:/models:ro" \\
+      nvcr.io/nvidia/tritonserver:RELEASE-py3 tritonserver --model-repository=/models
+
+In KServe, copy `model_repository/` to storage that the cluster reads, and name that folder as `storageUri` of
+an InferenceService with `modelFormat: {{name: {contents.target}}}` and `runtime: kserve-tritonserver`.
+
+Either answers requests like this:
+
+```python
+import json, urllib.request
+import numpy as np
+
+how = json.load(open("preprocessing.json"))
+images_nhwc = np.load("{GOLDEN["images"]}")  # or yours
+x = (images_nhwc / np.float32(255) - np.float32(how["mean"])) / np.float32(how["std"])
+x_nchw = x.transpose(0, 3, 1, 2)
+tensor = {{"name": "{spec.input.name}", "datatype": "FP32", "shape": x_nchw.shape}}
+tensor["data"] = x_nchw.ravel().tolist()
+request = urllib.request.Request(
+    "http://localhost:8000/v2/models/{name}/infer",
+    json.dumps({{"inputs": [tensor]}}).encode(),
+    {{"Content-Type": "application/json"}},
+)
+[output] = json.load(urllib.request.urlopen(request))["outputs"]
+logits = np.reshape(output["data"], output["shape"])
+print([how["class_names"][row] for row in logits.argmax(axis=1)])
+```
+"""
+
+
+def _from_the_registry(contents: Contents) -> str:
+    name, number, file = contents.version.model_name, contents.version.version, contents.spec.file
+    sha256 = contents.engine.manifest.files[file].sha256
+    return f"""\
+From the model registry
+
+Where only the registry is at hand (`MLFLOW_TRACKING_URI` names it), fetch the engine from there and take it
+only if it is this one. MLflow's own loaders are not needed; they would run code from the registry.
+
+```python
+import hashlib, pathlib
+import mlflow
+
+folder = pathlib.Path(mlflow.artifacts.download_artifacts("models:/{name}/{number}"))
+engine = folder / "{file}"
+if hashlib.sha256(engine.read_bytes()).hexdigest() != "{sha256}":
+    raise SystemExit(f"{{engine}} is not the engine of this bundle")
+print(engine)
+```
+
+Then serve that file in way 1 or 2.
+"""

@@ -1,0 +1,202 @@
+"""The benchmark of real engines of a small network, and its report."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from components.artifacts import Artifact, DatasetSpec, EngineSpec, ModelSpec, open_artifact, seal_artifact
+from components.benchmark.protocol import round_orders
+from components.benchmark.stage import BenchmarkConfig, run
+from components.contract import ConfigInvalid, StageFailed, validate
+from components.goals import Goals
+from components.hardware import usable_cpus
+from components.report import stage as report
+
+Engines = dict[str, Artifact[EngineSpec]]
+FAST = BenchmarkConfig(
+    rounds=5, requests_per_round=20, batch_sizes=(8, 2), images_per_round=30, warmup_requests=2
+)
+
+
+@pytest.fixture
+def engines(digits_engines: Engines, tmp_path: Path) -> Engines:
+    """The real engines, and one that this machine could not build."""
+    spec = digits_engines["fp32/onnx"].spec.model_copy(
+        update={"status": "not built", "reason": "there is no GPU", "target": {"target": "tensorrt"}}
+    )
+    place = tmp_path / "not-built"
+    place.mkdir()
+    seal_artifact(place, spec=spec, metrics={}, lineage=digits_engines["fp32/onnx"].manifest.lineage)
+    return {**digits_engines, "fp32/tensorrt": open_artifact(place, kind="engine")}
+
+
+def test_every_engine_is_measured_or_carried_with_its_reason(
+    engines: Engines,
+    small_model: Artifact[ModelSpec],
+    digits_data: Artifact[DatasetSpec],
+    run_stage: Callable[..., Artifact[Any]],
+) -> None:
+    measured = run_stage(run, FAST, engines=engines, data=digits_data)
+    spec = measured.spec
+    assert (spec.rounds, spec.requests_per_round, spec.threads, spec.best_fp32) == (5, 20, 2, "fp32/onnx")
+    assert (spec.engines["fp32/tensorrt"].status, spec.engines["fp32/tensorrt"].reason) == (
+        "not built",
+        "there is no GPU",
+    )
+    with np.load(measured.file("samples.npz"), allow_pickle=False) as samples:
+        for name in ("fp32/eager", "fp32/onnx", "int8/onnx"):
+            _check_engine(spec, name, engines[name].spec, samples)
+        assert len(samples.files) == 9
+    reference = spec.engines["fp32/eager"]
+    assert (reference.speedup_vs_reference.low, reference.speedup_vs_reference.high) == (1, 1)
+    assert 0 < spec.harness_us_per_request < 50
+    assert spec.environment["cpu"]
+    assert "latency_ms_p50/int8/onnx" in measured.manifest.metrics
+
+    written = run_stage(
+        report.run,
+        Goals(),
+        measured=measured,
+        engines=engines,
+        models={"base": small_model},
+        data=digits_data,
+    )
+    assert 0 < written.file("report.html").stat().st_size <= 256 * 1024
+
+
+def _check_engine(spec: Any, name: str, engine: EngineSpec, samples: Any) -> None:
+    figures = spec.engines[name]
+    latency_ms = samples[f"{name}@1"]
+    assert latency_ms.dtype == np.float64
+    assert {batch: samples[f"{name}@{batch}"].shape for batch in (1, 2, 8)} == {
+        1: (5, 20),
+        2: (5, 15),
+        8: (5, 4),
+    }
+    assert figures.samples == latency_ms.size == 100
+    for figure, level in ((figures.latency_ms_p50, 0.5), (figures.latency_ms_p90, 0.9)):
+        assert figure.low <= figure.value <= figure.high
+        assert figure.value == np.quantile(latency_ms, level, method="inverted_cdf")
+    assert figures.latency_ms_p99 is None
+    assert figures.unquoted == {"latency_ms_p99": "100 of 662 samples"}
+    assert [item.batch for item in figures.throughput] == [2, 8]
+    at_8 = figures.throughput[1].images_per_s
+    assert at_8.value == pytest.approx(8 * 20 / samples[f"{name}@8"].sum() * 1000)
+    medians = {
+        other: np.quantile(samples[f"{other}@1"], 0.5, method="inverted_cdf")
+        for other in (name, spec.reference, spec.best_fp32)
+    }
+    assert figures.speedup_vs_reference.value == pytest.approx(medians[spec.reference] / medians[name])
+    assert figures.speedup_vs_best_fp32.value == pytest.approx(medians[spec.best_fp32] / medians[name])
+    assert figures.accuracy_top1.value == engine.accuracy_top1
+    assert figures.accuracy_top1.low < engine.accuracy_top1 < figures.accuracy_top1.high
+    assert (figures.size_bytes, figures.macs, figures.methods) == (
+        engine.size_bytes,
+        engine.macs,
+        engine.methods,
+    )
+
+
+def test_without_another_fp32_engine_there_is_no_best_one(
+    digits_engines: Engines, digits_data: Artifact[DatasetSpec], run_stage: Callable[..., Artifact[Any]]
+) -> None:
+    engines = {name: digits_engines[name] for name in ("fp32/eager", "int8/onnx")}
+    config = FAST.model_copy(update={"batch_sizes": (), "requests_per_round": 140, "time_budget_s": 0.001})
+    spec = run_stage(run, config.model_copy(update={"rounds": 50}), engines=engines, data=digits_data).spec
+    assert spec.best_fp32 == ""
+    assert spec.engines["int8/onnx"].speedup_vs_best_fp32 is None
+    assert spec.engines["int8/onnx"].throughput == ()
+    assert spec.rounds == 5  # the time budget was spent at once, and 5 rounds are the least
+    assert spec.engines["int8/onnx"].latency_ms_p99 is not None  # 700 samples
+
+
+def test_rounds_are_random_permutations_that_a_seed_repeats() -> None:
+    names = ["a", "b", "c", "d"]
+    orders = list(round_orders(names, 30, seed=4))
+    assert all(sorted(order) == names for order in orders)
+    assert len({tuple(order) for order in orders}) > 10
+    assert {order[0] for order in orders} == set(names)
+    assert orders == list(round_orders(names, 30, seed=4)) != list(round_orders(names, 30, seed=5))
+
+
+def test_a_crash_in_the_middle_fails_the_stage_and_leaves_no_process(
+    digits_engines: Engines, digits_data: Artifact[DatasetSpec], run_stage: Callable[..., Artifact[Any]]
+) -> None:
+    killed: list[int] = []
+
+    def kill_one() -> None:
+        deadline_s = time.monotonic() + 60
+        while time.monotonic() < deadline_s:
+            workers = _workers()
+            if len(workers) == 3 and all(_has_loaded(pid) for pid in workers):
+                os.kill(workers[1], 11)
+                killed.append(workers[1])
+                return
+            time.sleep(0.05)
+
+    killer = threading.Thread(target=kill_one)
+    killer.start()
+    endless = FAST.model_copy(update={"rounds": 10_000, "time_budget_s": 300.0})
+    with pytest.raises(StageFailed, match=r"the engine '(fp32|int8)/\w+' failed while .*killed by SIGSEGV"):
+        run_stage(run, endless, engines=digits_engines, data=digits_data)
+    killer.join()
+    assert killed
+    assert not _workers()
+
+
+def _workers() -> list[int]:
+    """The engine processes that this process started, in order."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
+    return sorted(
+        int(pid) for pid in children if b"benchmark.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+    )
+
+
+def _has_loaded(pid: int) -> bool:
+    """Whether the process has mapped a runtime."""
+    maps = Path(f"/proc/{pid}/maps").read_text()
+    return "onnxruntime" in maps or "libtorch" in maps
+
+
+def test_an_unknown_reference_is_refused(
+    digits_engines: Engines, digits_data: Artifact[DatasetSpec], run_stage: Callable[..., Artifact[Any]]
+) -> None:
+    config = FAST.model_copy(update={"reference": "fp32/eagre"})
+    with pytest.raises(ConfigInvalid, match=r"'fp32/eagre'.*fp32/eager, fp32/onnx, int8/onnx"):
+        run_stage(run, config, engines=digits_engines, data=digits_data)
+
+
+def test_a_reference_that_was_not_built_is_refused(
+    engines: Engines, digits_data: Artifact[DatasetSpec], run_stage: Callable[..., Artifact[Any]]
+) -> None:
+    config = FAST.model_copy(update={"reference": "fp32/tensorrt"})
+    with pytest.raises(StageFailed, match="'fp32/tensorrt' was not built: there is no GPU"):
+        run_stage(run, config, engines=engines, data=digits_data)
+
+
+def test_more_threads_than_cpus_are_refused_before_anything_starts() -> None:
+    too_many = usable_cpus() + 1
+    assert f"threads is {too_many}" in BenchmarkConfig(threads=too_many).unmet()
+    assert BenchmarkConfig(threads=1).unmet() == ""
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [("rounds", 4), ("batch_sizes", [0]), ("requests_per_round", 0), ("threads", 0), ("time_budget_s", 0)],
+)
+def test_a_config_out_of_bounds_is_refused(field: str, value: Any) -> None:
+    with pytest.raises(ConfigInvalid, match=field):
+        validate(BenchmarkConfig, {field: value}, where="the benchmark")
+
+
+def test_the_defaults_suffice_for_p99() -> None:
+    config = BenchmarkConfig()
+    assert config.rounds * config.requests_per_round >= 662

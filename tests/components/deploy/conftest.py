@@ -1,0 +1,175 @@
+"""A real engine, chosen and registered, and its bundle."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.artifacts import (
+    Artifact,
+    BundleSpec,
+    DatasetSpec,
+    EngineFigures,
+    EngineSpec,
+    Interval,
+    Lineage,
+    MeasurementsSpec,
+    ModelSpec,
+    QuantizationSpec,
+    RegistrationSpec,
+    open_artifact,
+    seal_artifact,
+)
+from components.contract import Config, Output
+from components.deploy import stage as deploy
+from components.deploy.stage import DeployConfig
+from components.export import stage as export
+from components.goals import Goals
+from components.register import stage as register
+from components.register.stage import RegisterConfig
+from components.select import stage as select
+from components.targets import Eager, Onnx
+
+
+def lineage(**parents: str) -> Lineage:
+    return Lineage(
+        stage="fixture",
+        code_digest="",
+        config=None,
+        parents=parents,
+        libraries={},
+        started_at_s=0.0,
+        seconds=0.0,
+        peak_rss_bytes=0,
+    )
+
+
+@dataclass(frozen=True)
+class Deployable:
+    """What deploy reads, and the registry that holds the engine."""
+
+    engine: Artifact[EngineSpec]
+    version: Artifact[RegistrationSpec]
+    registry: str
+
+
+def perform(place: Path, stage_run: Callable[..., Any], config: Config, **inputs: Any) -> Artifact[Any]:
+    """The artifact of one stage, in `place`."""
+    place.mkdir()
+    out = Output(place, place.with_name(f"{place.name}.scratch"), threads=2)
+    out.scratch.mkdir()
+    result = stage_run(config, **inputs, out=out)
+    seal_artifact(place, spec=result.spec, metrics=dict(result.metrics), lineage=lineage())
+    return open_artifact(place, kind=result.spec.kind)
+
+
+def measured(place: Path, engine: Artifact[EngineSpec]) -> Artifact[MeasurementsSpec]:
+    latency = Interval(value=0.71, low=0.69, high=0.73)
+    accuracy = engine.spec.accuracy_top1
+    figures = EngineFigures(
+        status="measured",
+        target="onnx",
+        precision=engine.spec.precision,
+        methods=(),
+        size_bytes=engine.spec.size_bytes,
+        parameters=engine.spec.parameters,
+        macs=engine.spec.macs,
+        accuracy_top1=Interval(value=accuracy, low=accuracy - 0.01, high=min(1.0, accuracy + 0.01)),
+        latency_ms_p50=latency,
+        latency_ms_p90=latency,
+        latency_ms_p99=latency,
+    )
+    spec = MeasurementsSpec(
+        reference="reference",
+        best_fp32="reference",
+        engines={"reference": figures, "variant": figures},
+        rounds=1,
+        requests_per_round=1,
+        threads=1,
+        seed=0,
+        environment={},
+    )
+    place.mkdir()
+    parents = {"engines/reference": engine.digest, "engines/variant": engine.digest, "data": "d"}
+    seal_artifact(place, spec=spec, metrics={}, lineage=lineage(**parents))
+    return open_artifact(place, kind="measurements")
+
+
+def chosen_and_registered(place: Path, exported: Artifact[EngineSpec]) -> Deployable:
+    """The engine, chosen, and registered as version 1 of "digits"."""
+    figures = measured(place / "measured", exported)
+    engines = {"reference": exported, "variant": exported}
+    chosen = perform(place / "chosen", select.run, Goals(), measured=figures, engines=engines)
+    registry = f"sqlite:///{place / 'mlflow.db'}"
+    config = RegisterConfig(model_name="digits")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("MLFLOW_TRACKING_URI", registry)
+        version = perform(place / "version", register.run, config, engine=chosen, measured=figures)
+    return Deployable(chosen, version, registry)
+
+
+@pytest.fixture(scope="session")
+def deployable(
+    small_model: Artifact[ModelSpec],
+    digits_data: Artifact[DatasetSpec],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Deployable:
+    """The small network as an ONNX engine in fp32."""
+    place = tmp_path_factory.mktemp("deployable")
+    exported = perform(place / "exported", export.run, Onnx(), model=small_model, data=digits_data)
+    return chosen_and_registered(place, exported)
+
+
+@pytest.fixture(scope="session")
+def deployable_eager(
+    small_model: Artifact[ModelSpec],
+    digits_data: Artifact[DatasetSpec],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Deployable:
+    """The small network for a runtime that Triton does not serve and a bundle cannot bring along."""
+    place = tmp_path_factory.mktemp("deployable-eager")
+    exported = perform(place / "exported", export.run, Eager(), model=small_model, data=digits_data)
+    return chosen_and_registered(place, exported)
+
+
+@pytest.fixture(scope="session")
+def deployable_int8(
+    small_model: Artifact[ModelSpec],
+    digits_data: Artifact[DatasetSpec],
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Deployable:
+    """The small network as an ONNX engine in int8."""
+    place = tmp_path_factory.mktemp("deployable-int8")
+    shutil.copytree(small_model.path, place / "model")
+    (place / "model" / "manifest.json").unlink()
+    quantization = QuantizationSpec(
+        scheme="static",
+        weights="int8-per-channel",
+        activations="uint8",
+        calibration="minmax",
+        calibration_rows=tuple(range(64)),
+    )
+    spec = small_model.spec.model_copy(update={"quantization": quantization})
+    seal_artifact(place / "model", spec=spec, metrics={}, lineage=lineage())
+    model = open_artifact(place / "model", kind="model")
+    exported = perform(place / "exported", export.run, Onnx(), model=model, data=digits_data)
+    return chosen_and_registered(place, exported)
+
+
+@pytest.fixture(scope="session")
+def deployed(deployable: Deployable, tmp_path_factory: pytest.TempPathFactory) -> Artifact[BundleSpec]:
+    """The bundle of that engine. Not to be changed."""
+    place = tmp_path_factory.mktemp("deployed") / "bundle"
+    return perform(place, deploy.run, DeployConfig(), engine=deployable.engine, version=deployable.version)
+
+
+@pytest.fixture
+def bundle(deployed: Artifact[BundleSpec], tmp_path: Path) -> Path:
+    """A copy of the bundle, somewhere else, to do with as one likes."""
+    shutil.copytree(deployed.path, tmp_path / "elsewhere")
+    return tmp_path / "elsewhere"

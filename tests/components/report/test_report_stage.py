@@ -1,0 +1,257 @@
+"""The report: what it says, that it is self-contained, and that nothing hostile gets out of its text."""
+
+from __future__ import annotations
+
+import csv
+import html.parser
+import json
+import re
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from components.artifacts import Artifact, Interval, ReportSpec, open_artifact, seal_artifact
+from components.contract import StageFailed
+from components.goals import Goals
+from components.report.stage import run
+
+MakeRun = Callable[..., Any]
+RunStage = Callable[..., Artifact[Any]]
+
+HOSTILE = """"><script>alert(1)</script><img src=x onerror=alert(2)>'</style></svg>&amp;"""
+
+
+class Page(html.parser.HTMLParser):
+    """What a browser makes of a page: its elements, and the text that is shown."""
+
+    def __init__(self, source: str) -> None:
+        super().__init__()
+        self.source = source
+        self.elements: list[tuple[str, dict[str, str | None]]] = []
+        self.shown: list[str] = []
+        self._open: list[str] = []
+        self.feed(source)
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.elements.append((tag, dict(attrs)))
+        self._open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        while self._open and self._open.pop() != tag:
+            pass
+
+    def handle_data(self, data: str) -> None:
+        if "style" not in self._open:
+            self.shown.append(data)
+
+    @property
+    def text(self) -> str:
+        return "".join(self.shown)
+
+    def count(self, tag: str) -> int:
+        return sum(name == tag for name, _ in self.elements)
+
+
+@pytest.fixture
+def write(run_stage: RunStage) -> Callable[..., tuple[Page, Artifact[ReportSpec]]]:
+    """Run the stage on the artifacts of a run, and read the page."""
+
+    def write_page(made: Any, goals: Goals | None = None) -> tuple[Page, Artifact[ReportSpec]]:
+        artifact = run_stage(run, goals or Goals(), **made.inputs)
+        return Page(artifact.file("report.html").read_text(encoding="utf-8")), artifact
+
+    return write_page
+
+
+def _check_self_contained(page: Page) -> None:
+    """Nothing is fetched, nothing runs, and it is small."""
+    allowed = {"html", "head", "meta", "title", "style", "body", "main", "header", "section", "footer", "div"}
+    allowed |= {"h1", "h2", "h3", "p", "b", "span", "small", "wbr", "ul", "li", "dl", "dt", "dd", "figure"}
+    allowed |= {"figcaption", "table", "thead", "tbody", "tr", "th", "td"}
+    allowed |= {"svg", "text", "line", "path", "circle", "rect"}
+    assert {tag for tag, _ in page.elements} <= allowed
+    names = {name for _, attributes in page.elements for name in attributes}
+    assert not {name for name in names if name.startswith("on")} | (
+        names & {"src", "href", "style", "action"}
+    )
+    assert not re.search(r"url\s*\(|@import|https?:|//\w", page.source)
+    assert len(page.source.encode()) <= 256 * 1024
+
+
+def test_the_page_says_what_was_chosen_and_why(make_run: MakeRun, write: Any) -> None:
+    page, artifact = write(make_run())
+    _check_self_contained(page)
+    assert artifact.spec.title == "pruned+distilled+int8/onnx was chosen"
+    text = page.text
+    assert "Chosen enginepruned+distilled+int8/onnx" in text
+    assert "the best of those that meet the goals" in text
+    assert "at most 1.0 points of top-1 lost; then the least latency p50" in text
+    assert "tensorrt is not installed and there is no GPU" in text
+    assert "activations: uint8, measured 2.1x faster than int8" in text
+    assert "mnist5k" in text
+    assert page.count("svg") == 2 * 6  # each picture for a desktop and for a phone
+
+
+def test_every_figure_of_the_table_is_that_of_the_measurements(make_run: MakeRun, write: Any) -> None:
+    made = make_run()
+    page, _ = write(made)
+    rows = re.findall(r"<tr[^>]*>(.*?)</tr>", page.source)
+    figures = made.measured.spec.engines["int8/onnx"]
+    row = next(Page(row).text for row in rows if Page(row).text.startswith("int8/onnx"))
+    assert f"{100 * figures.accuracy_top1.value:.1f}" in row
+    assert f"{figures.latency_ms_p50.value:.3f}" in row
+    assert f"{figures.latency_ms_p99.low:.3f}–{figures.latency_ms_p99.high:.3f}" in row  # noqa: RUF001
+    assert f"{figures.speedup_vs_reference.value:.2f}" in row
+    assert f"{figures.speedup_vs_best_fp32.value:.2f}" in row
+    assert "0.760 MB" in row
+    assert "qualified" in row
+
+
+def test_a_network_shared_by_two_variants_is_one_training_and_one_step(make_run: MakeRun, write: Any) -> None:
+    made = make_run()
+    assert made.models["base"].digest == made.models["fp32"].digest
+    page, artifact = write(made)
+    assert page.text.count("base, fp32") == 1
+    steps = [
+        (step["stage"], step["name"])
+        for step in json.loads(artifact.file("figures.json").read_text())["steps"]
+    ]
+    assert len(steps) == len(set(steps))
+    assert [stage for stage, _ in steps].count("train") == 1
+    assert steps[0] == ("prepare", "")
+    assert steps[-1] == ("benchmark", "")
+
+
+def test_engines_keep_the_order_of_the_recipe(make_run: MakeRun, write: Any) -> None:
+    made = make_run()
+    page, _ = write(made)
+    headings = [Page(found).text for found in re.findall(r"<h3>(.*?)</h3>", page.source)]
+    assert headings == list(made.engines)
+
+
+def test_where_nothing_qualifies_the_page_says_so(make_run: MakeRun, write: Any) -> None:
+    page, artifact = write(make_run(), Goals(max_size_mb=0.0001))
+    _check_self_contained(page)
+    assert artifact.spec.title == "No engine meets the goals"
+    assert "The nearest is pruned+distilled+int8/onnx" in page.text
+    assert "size at most 0.000100 MB" in page.text
+
+
+def test_a_percentile_without_samples_is_not_shown(make_run: MakeRun, write: Any, tmp_path: Any) -> None:
+    made = make_run()
+    engines = {
+        name: figures.model_copy(
+            update={"latency_ms_p99": None, "unquoted": {"latency_ms_p99": "350 of 662 samples"}}
+        )
+        for name, figures in made.measured.spec.engines.items()
+    }
+    measured = _resealed(made.measured, tmp_path / "few", {"engines": engines})
+    page, artifact = write(replace(made, measured=measured))
+    assert page.text.count("350 of 662 samples") == len(engines)
+    rows = list(csv.DictReader(artifact.file("figures.csv").open(newline="")))
+    assert {row["latency_ms_p99"] for row in rows} == {""}
+
+
+def test_a_busy_machine_is_told(make_run: MakeRun, write: Any, tmp_path: Any) -> None:
+    made = make_run()
+    assert "busy machine" not in write(made)[0].text
+    measured = _resealed(made.measured, tmp_path / "busy", {"cpu_pressure": 0.616})
+    assert "Measured on a busy machine: 61.6 % of the time" in write(replace(made, measured=measured))[0].text
+
+
+def _resealed(
+    artifact: Artifact[Any], place: Any, update: dict[str, Any], *, samples: bool = True
+) -> Artifact[Any]:
+    place.mkdir()
+    if samples:
+        (place / "samples.npz").write_bytes(artifact.file("samples.npz").read_bytes())
+    else:
+        (place / "samples.npz").write_bytes(b"no archive")
+    spec = artifact.spec.model_copy(update=update)
+    seal_artifact(place, spec=spec, metrics={}, lineage=artifact.manifest.lineage)
+    return open_artifact(place, kind="measurements")
+
+
+def test_hostile_names_stay_text(make_run: MakeRun, variants: dict[str, Any], write: Any) -> None:
+    one, unbuilt = variants["int8/onnx"], variants["fp32/tensorrt"]
+    hostile = {
+        "fp32/eager": variants["fp32/eager"],
+        HOSTILE + "/onnx": replace(one, notes=(HOSTILE,)),
+        HOSTILE + "/trt": replace(unbuilt, reason=HOSTILE),
+        "=HYPERLINK(1)/onnx": replace(one, methods=("prune",)),
+    }
+    made = make_run(
+        hostile, class_names=tuple(HOSTILE + str(i) for i in range(10)), environment={HOSTILE: HOSTILE}
+    )
+    page, artifact = write(made)
+    _check_self_contained(page)
+    assert page.text.count(HOSTILE) >= 4
+    rows = list(csv.DictReader(artifact.file("figures.csv").open(newline="")))
+    assert rows[1]["engine"] == HOSTILE + "/onnx"
+    assert rows[3]["engine"] == "'=HYPERLINK(1)/onnx"
+
+
+def test_many_engines_with_close_values_still_make_a_small_page(
+    make_run: MakeRun, variants: dict[str, Any], write: Any
+) -> None:
+    close = {
+        f"a-variant-with-a-rather-long-name-{index}/onnx": replace(
+            variants["int8/onnx"],
+            methods=("prune",),
+            latency_ms=0.3 + 0.0005 * index,
+            accuracy_top1=0.978 + 0.0002 * index,
+        )
+        for index in range(12)
+    }
+    page, _ = write(make_run({"fp32/eager": variants["fp32/eager"], **close}))
+    _check_self_contained(page)
+
+
+def test_json_and_csv_agree_with_the_measurements(make_run: MakeRun, write: Any) -> None:
+    made = make_run()
+    _, artifact = write(made)
+    figures = json.loads(artifact.file("figures.json").read_text())
+    assert figures["measurements"] == made.measured.spec.model_dump(mode="json")
+    assert figures["chosen"] == "pruned+distilled+int8/onnx"
+    assert figures["verdicts"]["fp32/eager"]["outcome"] == "reference"
+    assert figures["goals"] == Goals().model_dump(mode="json")
+
+    rows = {row["engine"]: row for row in csv.DictReader(artifact.file("figures.csv").open(newline=""))}
+    assert set(rows) == set(made.engines)
+    for name, engine in made.measured.spec.engines.items():
+        row = rows[name]
+        assert (row["status"], int(row["size_bytes"])) == (engine.status, engine.size_bytes)
+        _check_interval(row, "latency_ms_p99", engine.latency_ms_p99)
+        _check_interval(row, "accuracy_top1", engine.accuracy_top1)
+        _check_interval(row, "speedup_vs_best_fp32", engine.speedup_vs_best_fp32)
+        at_32 = next((item.images_per_s for item in engine.throughput if item.batch == 32), None)
+        _check_interval(row, "images_per_s_batch_32", at_32)
+
+
+def _check_interval(row: dict[str, str], name: str, interval: Interval | None) -> None:
+    shown = [row[name], row[f"{name}_low"], row[f"{name}_high"]]
+    if interval is None:
+        assert shown == ["", "", ""]
+    else:
+        assert [float(text) for text in shown] == [interval.value, interval.low, interval.high]
+
+
+def test_the_same_inputs_make_the_same_bytes(make_run: MakeRun, write: Any) -> None:
+    made = make_run()
+    assert write(made)[1].digest == write(made)[1].digest
+
+
+def test_measurements_of_other_engines_are_refused(make_run: MakeRun, write: Any) -> None:
+    made = make_run()
+    fewer = {name: engine for name, engine in made.engines.items() if name != "int8/onnx"}
+    with pytest.raises(StageFailed, match="not of these engines"):
+        write(replace(made, engines=fewer))
+
+
+def test_measurements_without_samples_are_refused(make_run: MakeRun, write: Any, tmp_path: Any) -> None:
+    made = make_run()
+    measured = _resealed(made.measured, tmp_path / "broken", {}, samples=False)
+    with pytest.raises(StageFailed, match=r"samples\.npz does not hold the samples"):
+        write(replace(made, measured=measured))

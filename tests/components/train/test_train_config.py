@@ -1,0 +1,79 @@
+"""What a recipe may say about training, and what a machine cannot do."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from typing import Any
+
+import pytest
+
+from components import hardware
+from components.contract import validate
+from components.errors import ConfigInvalid
+from components.train.stage import TrainConfig
+
+
+def read(given: dict[str, Any]) -> TrainConfig:
+    config: TrainConfig = validate(TrainConfig, given, where="train")
+    return config
+
+
+def test_a_bare_name_stands_for_a_model() -> None:
+    assert read({"model": "vit"}) == read({"model": {"architecture": "vit", "arguments": {}}})
+    assert read({"model": "mine:net"}).model.architecture == "mine:net"
+
+
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"model": "resnet81"}, "did you mean 'resnet18'"),
+        ({"model": "mlp"}, "ours are cnn, resnet18, vit"),
+        ({"model": {"architecture": "resnet18", "argument": {}}}, "did you mean 'arguments'"),
+        ({"learning_rat": 1}, "did you mean 'learning_rate'"),
+        ({"learning_rate": 0}, "greater than 0"),
+        ({"learning_rate": float("nan")}, "finite"),
+        ({"optimizer": "adam"}, "'sgd', 'adamw' or 'lars'"),
+        ({"augment": {"shift": 4}}, "augment.shift"),
+        ({"epochs": 0}, "epochs"),
+        ({"batch_size": 60, "accumulate": 7}, "no multiple of accumulate 7"),
+        ({"batch_size": 64, "nproc": 3}, "not a multiple of nproc x accumulate = 3 x 1"),
+        ({"epochs": 3, "warmup_epochs": 3}, "leaves nothing of 3 epochs"),
+    ],
+)
+def test_a_wrong_config_names_its_key_and_the_right_one(given: dict[str, Any], told: str) -> None:
+    with pytest.raises(ConfigInvalid, match="train is not valid") as caught:
+        read(given)
+    assert told in str(caught.value)
+
+
+NO_GPU = pytest.mark.skipif(bool(hardware.gpu_names()), reason="this machine has a GPU")
+
+
+@NO_GPU
+@pytest.mark.parametrize(
+    ("given", "told"),
+    [
+        ({"device": "cuda"}, "no NVIDIA GPU"),
+        ({"device": "cuda", "nproc": 2}, "no NVIDIA GPU"),
+        ({"precision": "fp16"}, "needs a GPU"),
+        ({"nproc": 2}, ""),
+        ({"precision": "fp32"}, ""),
+    ],
+)
+def test_what_a_machine_without_a_gpu_cannot_do(given: dict[str, Any], told: str) -> None:
+    unmet = read(given).unmet()
+    assert told in unmet
+    assert bool(told) == bool(unmet)
+
+
+@NO_GPU
+def test_bf16_is_met_only_where_the_cpu_has_it() -> None:
+    has_it = {"avx512_bf16", "amx_bf16"} & set(hardware.cpu_flags())
+    assert bool(read({"precision": "bf16"}).unmet()) == (not has_it)
+
+
+def test_the_config_wakes_nothing_heavy() -> None:
+    code = "import sys, components.train.stage; print({'torch', 'numpy', 'safetensors'} & set(sys.modules))"
+    answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert answer.stdout.strip() == "set()"

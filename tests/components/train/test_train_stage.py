@@ -1,0 +1,129 @@
+"""The stage, run as its container runs it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components import models
+from components.artifacts import Artifact, DatasetSpec, read_manifest
+from components.errors import ConfigInvalid, GateFailed, StageFailed
+from components.images import load_split, top1_accuracy
+from components.train import stage
+from components.train.stage import TrainConfig
+from components.training.loop import evaluate
+
+RunStage = Callable[..., Artifact[Any]]
+CNN = {"architecture": "cnn", "arguments": {"width": 16}}
+
+
+def test_it_learns_the_digits_and_says_how(run_stage: RunStage, digits_data: Artifact[DatasetSpec]) -> None:
+    model = run_stage(stage.run, TrainConfig(model=CNN, epochs=12), data=digits_data)
+    spec, metrics = model.spec, model.manifest.metrics
+    assert spec.accuracy_top1 > 0.96
+    assert spec.class_names == digits_data.spec.class_names
+    assert spec.input.shape_chw == (1, 8, 8)
+
+    logits = evaluate(models.load(model), digits_data, spec.input)
+    _, labels = load_split(digits_data, "test")
+    assert top1_accuracy(logits, labels) == spec.accuracy_top1
+
+    history = json.loads(model.file("history.json").read_text())
+    assert [row["epoch"] for row in history] == list(range(1, 13))
+    assert history[-1]["loss"] < history[0]["loss"]
+    assert history[-1]["test_accuracy"] == spec.accuracy_top1 == metrics["test_accuracy"]
+    assert 0 < metrics["gemm_peak_share"] < 1
+    assert min(metrics[name] for name in ("images_per_s", "data_s", "compute_s", "evaluation_s")) > 0
+
+
+def test_the_same_config_writes_the_same_bytes(
+    run_stage: RunStage, digits_data: Artifact[DatasetSpec]
+) -> None:
+    config = TrainConfig(model=CNN, epochs=1)
+    first, second = (run_stage(stage.run, config, data=digits_data) for _ in range(2))
+    other = run_stage(stage.run, config.model_copy(update={"seed": 1}), data=digits_data)
+    assert first.digest == second.digest != other.digest
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"optimizer": "adamw", "schedule": "cosine", "learning_rate": 0.003},
+        {"optimizer": "lars", "batch_size": 128},
+        {"ema_decay": 0.99, "channels_last": False},
+        {"augment": {"shift": 0, "rotation_degrees": 0, "scale": 0}, "label_smoothing": 0},
+    ],
+    ids=lambda changed: next(iter(changed)) + "-" + str(next(iter(changed.values()))),
+)
+def test_every_way_of_training_learns(
+    run_stage: RunStage, digits_data: Artifact[DatasetSpec], changed: dict[str, Any]
+) -> None:
+    model = run_stage(stage.run, TrainConfig(model=CNN, epochs=8, **changed), data=digits_data)
+    assert model.spec.accuracy_top1 > 0.9
+
+
+def test_a_vit_learns(run_stage: RunStage, digits_data: Artifact[DatasetSpec]) -> None:
+    arguments = {"image_size": 8, "patch": 2, "dim": 32, "depth": 2, "heads": 2}
+    config = TrainConfig(
+        model={"architecture": "vit", "arguments": arguments}, epochs=8, optimizer="adamw", learning_rate=0.01
+    )
+    model = run_stage(stage.run, config, data=digits_data)
+    assert model.spec.accuracy_top1 > 0.4  # 0.1 is chance; it is slow to learn
+
+
+def test_below_min_accuracy_the_model_is_kept_and_rejected(
+    run_stage: RunStage, digits_data: Artifact[DatasetSpec], tmp_path: Path
+) -> None:
+    config = TrainConfig(model=CNN, epochs=1, min_accuracy=1.0)
+    with pytest.raises(GateFailed, match=r"min_accuracy asks for 100\.00%"):
+        run_stage(stage.run, config, data=digits_data)
+    assert read_manifest(tmp_path / "stage-1").rejected
+
+
+def test_a_loss_that_is_not_finite_ends_it(run_stage: RunStage, digits_data: Artifact[DatasetSpec]) -> None:
+    with pytest.raises(StageFailed, match=r"no longer finite in epoch 1.*-> lower learning_rate"):
+        run_stage(stage.run, TrainConfig(model=CNN, learning_rate=1e9), data=digits_data)
+
+
+@pytest.mark.parametrize(
+    ("model", "told"),
+    [
+        ({"architecture": "vit"}, "does not take images of 1x8x8"),
+        ({"architecture": "cnn", "arguments": {"widht": 4}}, "widht"),
+        ({"architecture": "vit", "arguments": {"dim": 30}}, "dim 30"),
+        ({"architecture": "no.such.module:net"}, "No module named 'no'"),
+        ({"architecture": "components.models.cnn:nothing"}, "nothing"),
+        ({"architecture": "json:loads"}, "cannot build the model"),
+        ({"architecture": "wrong_net:Wrong"}, "makes (2, 1, 8, 8) of 2 images"),
+        ({"architecture": "wrong_net:broken"}, "ZeroDivisionError"),
+        ({"architecture": "wrong_net:number"}, "returned a int"),
+    ],
+)
+def test_a_network_that_does_not_fit_is_one_clear_line(
+    run_stage: RunStage,
+    digits_data: Artifact[DatasetSpec],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    model: dict[str, Any],
+    told: str,
+) -> None:
+    (tmp_path / "wrong_net.py").write_text(
+        "from torch import nn\n"
+        "class Wrong(nn.Conv2d):\n"
+        "    def __init__(self, in_channels, num_classes): super().__init__(1, 1, 3, padding=1)\n"
+        "def broken(**given): 1 / 0\n"
+        "def number(**given): return 1\n"
+    )
+    monkeypatch.syspath_prepend(tmp_path)
+    with pytest.raises(ConfigInvalid) as caught:
+        run_stage(stage.run, TrainConfig(model=model), data=digits_data)
+    assert told in str(caught.value)
+
+
+def test_too_few_images_for_a_share_each(run_stage: RunStage, digits_data: Artifact[DatasetSpec]) -> None:
+    with pytest.raises(ConfigInvalid, match="1437 images are too few for 2048 shares"):
+        run_stage(stage.run, TrainConfig(model=CNN, batch_size=2048, accumulate=2048), data=digits_data)

@@ -1,0 +1,105 @@
+"""Two processes train what one trains, and stop, resume, fail and die together."""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from safetensors.torch import load
+
+from components.train.stage import TrainConfig
+from tests.components.train.attempts import Attempt, Trainer
+
+Make = Callable[..., Trainer]
+
+# Layer norm does not look at the other images of a batch, so that sharing it changes only the rounding.
+VIT = {
+    "architecture": "vit",
+    "arguments": {"image_size": 8, "patch": 2, "dim": 16, "depth": 1, "heads": 2},
+}
+CONFIG = TrainConfig(model=VIT, epochs=12, learning_rate=0.05, nproc=2, checkpoint_every_s=3600)
+
+
+def workers(attempt: Attempt) -> list[int]:
+    """The process ids of the workers, the first one first."""
+    pid = attempt.process.pid
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    command = b"components.train.workers"
+    return [int(child) for child in children if command in Path(f"/proc/{child}/cmdline").read_bytes()]
+
+
+def is_gone(pid: int) -> bool:
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "Z"
+    except FileNotFoundError:
+        return True
+
+
+def wait_until_gone(pids: list[int]) -> None:
+    until = time.monotonic() + 60
+    while not all(is_gone(pid) for pid in pids):
+        assert time.monotonic() < until
+        time.sleep(0.02)
+
+
+def test_two_workers_stop_and_resume_and_end_where_one_process_ends(trainer: Make) -> None:
+    alone = trainer(CONFIG.model_copy(update={"nproc": 1}))
+    together, disturbed = trainer(CONFIG, threads=2), trainer(CONFIG, threads=2)
+    alone.finish()
+    finished = together.finish()
+    one, two = load(alone.weights), load(together.weights)
+    for name, weights in one.items():
+        assert (weights - two[name]).abs().max() < 1e-2 * weights.abs().max(), name
+    for row, other in zip(alone.history, together.history, strict=True):
+        assert other["loss"] == pytest.approx(row["loss"], rel=1e-3)
+        assert other["test_accuracy"] == pytest.approx(row["test_accuracy"], abs=0.02)
+    losses = [event for event in finished.said("metric") if event["name"] == "loss"]
+    assert [event["index"] for event in losses] == list(range(1, 13))  # of the first worker only
+
+    for whom in ("a worker", "the stage"):  # Kubernetes stops any pod, the executor the process it started
+        attempt = disturbed.start()
+        attempt.wait_for_progress()
+        pids = workers(attempt)
+        assert len(pids) == 2
+        if whom == "a worker":
+            os.kill(pids[1], signal.SIGTERM)
+            assert attempt.exit_code() == 143
+        else:
+            assert attempt.send(signal.SIGTERM) == 143
+        assert all(is_gone(pid) for pid in pids)
+        assert attempt.checkpoints()
+    assert "resuming in epoch" in disturbed.finish().log.read_text()
+    assert disturbed.weights == together.weights
+    assert disturbed.history == together.history
+
+
+def test_workers_die_with_the_stage(trainer: Make) -> None:
+    attempt = trainer(CONFIG, threads=2).start()
+    attempt.wait_until(lambda: len(workers(attempt)) == 2)  # also while they start
+    pids = workers(attempt)
+    attempt.wait_for_progress()
+    assert attempt.send(signal.SIGKILL) == -signal.SIGKILL
+    wait_until_gone(pids)
+
+
+def test_a_killed_worker_fails_the_stage_and_ends_the_others(trainer: Make) -> None:
+    attempt = trainer(CONFIG.model_copy(update={"epochs": 1000}), threads=2).start()
+    attempt.wait_for_progress()
+    pids = workers(attempt)
+    os.kill(pids[1], signal.SIGKILL)
+    assert attempt.exit_code() == 4
+    assert all(is_gone(pid) for pid in pids)
+    [failure] = attempt.said("failed")
+    assert "training worker 1 of 2 was ended by SIGKILL" in failure["message"]
+
+
+def test_the_error_of_a_worker_is_the_error_of_the_stage(trainer: Make) -> None:
+    attempt = trainer(CONFIG.model_copy(update={"learning_rate": 1e9}), threads=2).start()
+    assert attempt.exit_code() == 4
+    [failure] = attempt.said("failed")
+    assert failure["message"].startswith("the loss is no longer finite")
+    assert "lower learning_rate" in failure["message"]
