@@ -32,7 +32,7 @@ def graph(step: Step[Handle], recipe: Recipe) -> None:
         model = base
         for method in methods:  # Prune(...), Distill(...), Quantize(...)
             model = step(compress.run, method, model=model, teacher=base, data=data)
-        models[variant] = model
+            models[f"{variant} {method.label}"] = model
         for target in recipe.targets:  # Onnx(...), TensorRT(...)
             engines[f"{variant}/{target.label}"] = step(export.run, target, model=model, data=data)
     measured = step(benchmark.run, recipe.benchmark, engines=engines, data=data)  # interleaved, once

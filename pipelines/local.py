@@ -27,7 +27,7 @@ from pipelines.store import KeyLock, Store, copy_out
 
 _POLL_S = 0.1
 _GRACE_S = 15.0
-_LAST_TRACKING_S = 60.0
+_LAST_TRACKING_S = 30.0
 _MLFLOW_STATUS: Mapping[Status, tracking.Status] = {
     "done": "FINISHED",
     "failed": "FAILED",
@@ -348,7 +348,8 @@ class LocalRun:
         if self._outbox:
             step = self._record.steps[name]
             metrics = read_manifest(self._store.object_path(step.digest)).metrics if step.digest else {}
-            self._outbox.step_ended(name, _MLFLOW_STATUS[step.status], metrics, seconds)
+            tags = {"artifact": step.digest} if step.digest else {"error": step.error}
+            self._outbox.step_ended(name, _MLFLOW_STATUS[step.status], metrics, seconds, tags)
 
     def _succeed(self, node: Node, status: Status, digest: str, *, key: str) -> None:
         self._digests[node.name] = digest
@@ -420,9 +421,20 @@ class LocalRun:
             self._outbox.run_started(self._record.id, self._record.recipe, {})
             self._sender = server.start(
                 "components.tracking:main",
-                {"arguments": [str(self._outbox_file), self._settings.tracking_uri]},
+                {"arguments": [str(self._outbox_file), self._settings.tracking_uri, *self._unsent()]},
                 self._folder / "logs" / "tracking.log",
             )
+
+    def _unsent(self) -> list[str]:
+        """The outboxes of earlier runs that MLflow has not taken whole."""
+        outboxes = sorted(self._settings.home.glob(f"*/{self._outbox_file.name}"))
+        return [
+            str(file)
+            for file in outboxes
+            if file != self._outbox_file
+            and not file.parent.is_symlink()
+            and tracking.unsent(file, self._settings.tracking_uri)
+        ]
 
     def _end_tracking(self) -> None:
         """Let the sender send the rest, for a bounded time. What remains is sent by a later run."""

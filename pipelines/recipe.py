@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import re
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -20,7 +21,7 @@ from components.register.stage import RegisterConfig
 from components.targets import AnyTarget
 from components.train.stage import TrainConfig
 
-Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,62}$")]
+Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,62}$")]
 VariantName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.+-]{0,62}$")]
 
 
@@ -70,7 +71,7 @@ def load(file: Path, overrides: tuple[str, ...] = ()) -> LoadedRecipe:
             f"cannot read the recipe {file}", why=reason, fix="hpml init writes a new one"
         ) from None
     fields = _parse(text, file)
-    fields.setdefault("name", file.stem)
+    fields.setdefault("name", re.sub(r"[^A-Za-z0-9_-]+", "-", file.stem).strip("-")[:63] or "model")
     if overrides:
         fields = _with_overrides(fields, overrides, where=str(file))
     recipe: Recipe = validate(Recipe, fields, where=str(file))

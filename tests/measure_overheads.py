@@ -1,7 +1,7 @@
-"""What the command itself costs, whole process, in seconds: `make measure` prints the table of docs/measured.md.
+"""What the command itself costs, whole process: `make measure` prints the table of docs/measured.md.
 
-Needs a workspace in which the quickstart has been run (`make run`). Commands take turns, so that a busy moment
-meets all of them alike.
+Needs a workspace in which the quickstart has been run (`make run`). Commands take turns, so that a busy
+moment meets all of them alike.
 """
 
 from __future__ import annotations

@@ -71,7 +71,9 @@ def _answers(
     images_nhwc, labels = load_split(data, "test")
     logits = predict_split(session.predict, images_nhwc, spec.input)
     np.save(out.path / "test_logits.npy", logits)
-    golden_x_nchw = to_x_nchw(images_nhwc[:GOLDEN_ROWS], spec.input)
+    # Spread over the split: a folder of images is sorted by class.
+    rows = np.linspace(0, len(images_nhwc) - 1, GOLDEN_ROWS).astype(int)
+    golden_x_nchw = to_x_nchw(images_nhwc[rows], spec.input)
     np.save(out.path / "golden_x_nchw.npy", golden_x_nchw)
     np.save(out.path / "golden_logits.npy", session.predict(golden_x_nchw))
     return compare(logits, evaluate(models.load(model), data, spec.input), labels)

@@ -66,6 +66,18 @@ def test_every_way_of_training_learns(
     assert model.spec.accuracy_top1 > 0.9
 
 
+@pytest.mark.skipif(
+    bool(TrainConfig(device="cpu", precision="bf16").unmet()), reason="this CPU would emulate bf16"
+)
+def test_mixed_precision_learns(run_stage: RunStage, digits_data: Artifact[DatasetSpec]) -> None:
+    mixed, full = (
+        run_stage(stage.run, TrainConfig(model=CNN, device="cpu", precision=precision), data=digits_data)
+        for precision in ("bf16", "fp32")
+    )
+    assert mixed.spec.accuracy_top1 > 0.9
+    assert mixed.manifest.files["model.safetensors"] != full.manifest.files["model.safetensors"]
+
+
 def test_a_vit_learns(run_stage: RunStage, digits_data: Artifact[DatasetSpec]) -> None:
     arguments = {"image_size": 8, "patch": 2, "dim": 32, "depth": 2, "heads": 2}
     config = TrainConfig(
