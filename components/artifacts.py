@@ -173,8 +173,8 @@ class MeasurementsSpec(Config):
     """The benchmark of all engines of a run.
 
     `samples.npz` has the raw latencies in milliseconds, float64 (rounds, requests): "fp32/onnx@8" are those
-    of engine fp32/onnx at batch 8. best_fp32 is the fastest engine of the unmodified network in fp32 other than
-    the reference; empty if there is none.
+    of engine fp32/onnx at batch 8. best_fp32 is the fastest engine of the unmodified network in fp32 other
+    than the reference; empty if there is none.
     """
 
     kind: Literal["measurements"] = "measurements"

@@ -20,7 +20,15 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from pydantic import BaseModel, ConfigDict, TypeAdapter, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic_core import core_schema
 
 from components.errors import ConfigInvalid as ConfigInvalid
 from components.errors import ExitCode as ExitCode
@@ -220,10 +228,23 @@ def _kind_of(spec: Any) -> str:
     return str(spec.model_fields["kind"].default)
 
 
-def expand_name(key: str) -> Callable[[Any], Any]:
-    """A validator that lets a bare name stand for a mapping: "quantize" for {"method": "quantize"}."""
+class BareName:
+    """Lets a bare name stand for a mapping: with `BareName("method")`, "quantize" for {"method": "quantize"}.
 
-    def expand(value: Any) -> Any:
-        return {key: value} if isinstance(value, str) else value
+    An annotation for pydantic, beside the type: the JSON Schema lists the names.
+    """
 
-    return expand
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        def expand(value: Any) -> Any:
+            return {self._key: value} if isinstance(value, str) else value
+
+        return core_schema.no_info_before_validator_function(expand, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        mapping = handler(schema)
+        rows = mapping.get("discriminator", {}).get("mapping")
+        name = {"enum": sorted(rows)} if rows else {"type": "string"}
+        return {"anyOf": [name, mapping]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -13,7 +14,7 @@ from components.errors import StageFailed, UsageError, explained
 
 if TYPE_CHECKING:
     from pipelines.local import Settings
-    from pipelines.run_record import RunRecord
+    from pipelines.run_record import RunRecord, StepRecord
 
 app = typer.Typer(
     name="hpml",
@@ -165,6 +166,7 @@ def logs(
     step: Annotated[str, typer.Argument(metavar="STEP")],
     run: Run = "latest",
     home: Home = _HOME,
+    follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the step has ended.")] = False,
     traceback: Annotated[bool, typer.Option(help="Also the traceback of a failure.")] = False,
 ) -> None:
     """Print the log of a step."""
@@ -172,19 +174,33 @@ def logs(
     from pipelines.local import EventTail
 
     record = run_record.load(home, run)
-    if step not in record.steps:
-        raise UsageError(f"run {record.id} has no step {step!r}", why=f"it has {', '.join(record.steps)}")
+    known = _step(record, step)
     folder = home / record.id / "logs"
     log = folder / f"{step}.log"
     if not log.exists():
-        state = record.steps[step].status
-        raise UsageError(f"step {step} has no log in run {record.id}", why=f"it is {state} there")
-    sys.stdout.write(log.read_text(errors="replace"))
+        raise UsageError(f"step {step} has no log in run {record.id}", why=f"it is {known.status} there")
+    with log.open(errors="replace") as file:
+        sys.stdout.write(file.read())
+        while follow and _step(run_record.load(home, record.id), step).status == "running":
+            time.sleep(0.2)
+            sys.stdout.write(file.read())
+            sys.stdout.flush()
+        sys.stdout.write(file.read())
     if traceback:
         tail = EventTail(folder / f"{step}.events.jsonl")
         tail.read()
         if tail.failure:
             sys.stdout.write(str(tail.failure["traceback"]))
+
+
+def _step(record: RunRecord, step: str) -> StepRecord:
+    """The record of a step.
+
+    Raises UsageError if the run has no such step.
+    """
+    if step not in record.steps:
+        raise UsageError(f"run {record.id} has no step {step!r}", why=f"it has {', '.join(record.steps)}")
+    return record.steps[step]
 
 
 @app.command()
@@ -207,10 +223,7 @@ def explain(
     """Say why a step was taken from the store or had to be run."""
     from pipelines import run_record
 
-    record = run_record.load(home, run)
-    if step not in record.steps:
-        raise UsageError(f"run {record.id} has no step {step!r}", why=f"it has {', '.join(record.steps)}")
-    known = record.steps[step]
+    known = _step(run_record.load(home, run), step)
     if output == "json":
         _print_json({"step": step, "status": known.status, "key": known.key, "reasons": known.reasons})
     elif known.status == "cached":

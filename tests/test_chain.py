@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
+import signal
 import sqlite3
 import subprocess
 import sys
+import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -176,3 +179,51 @@ def test_the_entrypoint_of_the_containers_runs_the_same_stage(
     done = subprocess.run([*command, "--out", str(place)], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["digest"] == answer["steps"]["prepare"]["digest"]
+
+
+def test_ctrl_c_says_how_to_resume_and_the_training_goes_on_where_it_was(tmp_path: Path) -> None:
+    arguments = ["run", str(RECIPE), "--no-tracking", "--only", "train", "--set", "train.epochs=30"]
+    arguments += ["--set", "train.checkpoint_every_s=0.5"]
+    env = {**os.environ, "HPML_HOME": str(tmp_path / "runs")}
+    process = subprocess.Popen([str(HPML), *arguments], env=env, stderr=subprocess.PIPE, text=True)
+    log = tmp_path / "runs" / "latest" / "logs" / "train.log"
+    deadline = time.monotonic() + 60
+    while not (log.exists() and "epoch 3/" in log.read_text()):
+        assert time.monotonic() < deadline and process.poll() is None
+        time.sleep(0.05)
+    process.send_signal(signal.SIGINT)
+    assert process.wait(timeout=60) == 130
+    assert process.stderr is not None
+    assert process.stderr.read().splitlines()[-1] == f"interrupted; resume with: hpml run {RECIPE}"
+    again = subprocess.run([str(HPML), *arguments], env=env, capture_output=True, text=True, timeout=100)
+    assert again.returncode == 0, again.stderr
+    assert "epoch 1/" not in log.read_text() and "epoch 30/30" in log.read_text()
+
+
+def _may_mount() -> bool:
+    command = ["unshare", "--mount", "--map-root-user", "mount", "-t", "tmpfs", "none", "/mnt"]
+    return bool(shutil.which("unshare")) and subprocess.run(command, capture_output=True).returncode == 0
+
+
+@pytest.mark.skipif(not _may_mount(), reason="needs unshare and the right to mount")
+@pytest.mark.parametrize("size", ["8k", "40k", "80k", "120k"])
+def test_a_full_disk_is_one_line_and_costs_only_the_step_it_met(tmp_path: Path, size: str) -> None:
+    script = """
+        mount -t tmpfs -o size=$0 none "$HPML_HOME"
+        "$@"; echo "status $?"
+        mount -o remount,size=50m "$HPML_HOME"
+        "$@"; echo "status $?"
+    """
+    home = tmp_path / "runs"
+    home.mkdir()
+    command = [str(HPML), "run", str(RECIPE), "--no-tracking", "--only", "prepare"]
+    done = subprocess.run(
+        ["unshare", "--mount", "--map-root-user", "sh", "-c", script, size, *command],
+        env={**os.environ, "HPML_HOME": str(home)},
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    first, second, *_ = done.stdout.splitlines()
+    assert first in ("status 4", "status 6") and second == "status 0"
+    assert re.search("disk is full|No space left", done.stderr) and "Traceback" not in done.stderr

@@ -36,7 +36,7 @@ echo "control $(count)"
 def _may_make_namespaces() -> bool:
     if not (shutil.which("unshare") and shutil.which("ip")):
         return False
-    command = ["unshare", "--net", "--map-root-user", "ip", "link", "add", "a", "type", "veth"]
+    command = ["unshare", "--net", "--map-root-user", "ip", "link", "add", "probe0", "type", "veth"]
     return subprocess.run(command, capture_output=True).returncode == 0
 
 

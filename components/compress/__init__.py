@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Union
 
-from pydantic import BeforeValidator, Discriminator
+from pydantic import Discriminator
 
 from components.compress.base import Method, Network
 from components.compress.distill import Distill
 from components.compress.prune import Prune
 from components.compress.quantize import Quantize
-from components.contract import expand_name
+from components.contract import BareName
 
 METHODS: dict[str, type[Method]] = {
     "prune": Prune,
@@ -24,7 +24,7 @@ else:
     AnyMethod = Annotated[
         Union[tuple(METHODS.values())],  # noqa: UP007
         Discriminator("method"),
-        BeforeValidator(expand_name("method")),
+        BareName("method"),
     ]
 
 __all__ = ["METHODS", "AnyMethod", "Method", "Network"]

@@ -9,9 +9,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Union
 
-from pydantic import BeforeValidator, Discriminator
+from pydantic import Discriminator
 
-from components.contract import expand_name
+from components.contract import BareName
 from components.targets.base import TOLERANCES, Built, NotBuilt, Session, Target, Tolerance
 from components.targets.eager import Eager
 from components.targets.onnx import Onnx
@@ -29,7 +29,7 @@ else:
     AnyTarget = Annotated[
         Union[tuple(TARGETS.values())],  # noqa: UP007
         Discriminator("target"),
-        BeforeValidator(expand_name("target")),
+        BareName("target"),
     ]
 
 __all__ = [

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from typing import Annotated, Self
 
-from pydantic import BeforeValidator, Field, JsonValue, field_validator, model_validator
+from pydantic import Field, JsonValue, field_validator, model_validator
 
 from components import hardware, models
 from components.artifacts import Artifact, DatasetSpec, ModelSpec
-from components.contract import Config, Output, Result, expand_name
+from components.contract import BareName, Config, Output, Result
 from components.errors import ConfigInvalid
 from components.training.config import Hyperparameters
 
@@ -32,7 +32,7 @@ class ModelConfig(Config):
 class TrainConfig(Hyperparameters):
     """A network and how to train it; a bare string as `model` stands for the architecture."""
 
-    model: Annotated[ModelConfig, BeforeValidator(expand_name("architecture"))] = ModelConfig()
+    model: Annotated[ModelConfig, BareName("architecture")] = ModelConfig()
     nproc: int = Field(default=1, ge=1, le=64)  # workers on this machine, which share each batch
     min_accuracy: float | None = Field(default=None, gt=0, le=1)  # top-1; a network below it is rejected
 

@@ -45,6 +45,10 @@ def _fail(kind: str) -> None:
             raise GateFailed("too slow")
         case "disk":
             raise OSError(28, "No space left on device")
+        case "hungry":
+            eaten = []
+            while True:
+                eaten.append(bytearray(b"x" * 10_000_000))
         case "orphan":
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
 

@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -17,6 +17,7 @@ from conftest import HERE, Listener, plan_of
 from noop_stages import Number
 
 from components.contract import ExitCode
+from pipelines import run_record
 from pipelines.local import Settings, first_failure, forecast
 from pipelines.run_record import RunRecord
 from pipelines.store import Store
@@ -152,7 +153,7 @@ from noop_stages import Number
 from pathlib import Path
 from pipelines import run_record
 from pipelines.local import LocalRun, Settings
-plan = plan_of(b=Number(nap_s={nap}), c=Number(nap_s={nap}))
+plan = plan_of(b=Number(nap_s={nap}, failure={failure!r}), c=Number(nap_s={nap}))
 record = run_record.start(Path({home!r}), "five", "", plan)
 print("started", flush=True)
 record = LocalRun(plan, record, Settings(home=Path({home!r}), import_paths=(HERE,)), Listener()).execute()
@@ -161,9 +162,44 @@ sys.exit(record.exit_code)
 """
 
 
-def drive(home: Path, nap_s: float) -> subprocess.Popen[str]:
-    code = _DRIVER.format(here=HERE, home=str(home), nap=nap_s)
-    return subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True)
+def drive(
+    home: Path, nap_s: float, *, failure: str = "", inside: Path | None = None
+) -> subprocess.Popen[str]:
+    """A run of the five steps in a process of its own, in the control group `inside` if one is given."""
+    code = _DRIVER.format(here=HERE, home=str(home), nap=nap_s, failure=failure)
+    command = [sys.executable, "-c", code]
+    if inside:
+        command = ["sh", "-c", 'echo $$ > "$0/cgroup.procs" && exec "$@"', str(inside), *command]
+    return subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+
+
+@pytest.fixture
+def small_memory() -> Iterator[Path]:
+    """A control group with 400 MB."""
+    for parent, limit in (
+        (Path("/sys/fs/cgroup/memory"), "memory.limit_in_bytes"),
+        (Path("/sys/fs/cgroup"), "memory.max"),
+    ):
+        group = parent / f"hpml-test-{os.getpid()}"
+        try:
+            group.mkdir()
+            (group / limit).write_text("400000000")
+        except OSError:
+            continue
+        yield group
+        group.rmdir()
+        return
+    pytest.skip("needs the right to make a control group with a memory limit")
+
+
+def test_a_step_that_takes_all_memory_ends_alone_and_is_told_why(home: Path, small_memory: Path) -> None:
+    process = drive(home, 0, failure="hungry", inside=small_memory)
+    assert process.wait(timeout=100) == ExitCode.STAGE_FAILED
+    record = run_record.load(home)
+    assert statuses(record) == {"a": "done", "b": "failed", "c": "done", "d": "blocked", "e": "blocked"}
+    failure = first_failure(record)
+    assert failure is not None
+    assert re.match(r"the kernel killed it for lack of memory at 0\.[34] GB", failure[1].error)
 
 
 def wait_for_step(home: Path) -> list[int]:

@@ -129,6 +129,8 @@ def test_the_schema_lets_editors_check_our_recipes() -> None:
     schema = recipe.Recipe.model_json_schema()
     assert json.loads(json.dumps(schema)) == schema
     assert {"data", "train", "variants", "targets", "goals"} <= set(schema["properties"])
+    assert "mnist5k" in schema["properties"]["data"]["anyOf"][0]["enum"]
+    assert schema["properties"]["targets"]["items"]["anyOf"][0]["enum"] == ["eager", "onnx", "tensorrt"]
 
 
 @given(

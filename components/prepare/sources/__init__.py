@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Annotated, Union
 
-from pydantic import BeforeValidator, Discriminator
+from pydantic import Discriminator
 
-from components.contract import expand_name
+from components.contract import BareName
 from components.prepare.sources.base import Images, Loaded, Source
 from components.prepare.sources.cifar10 import Cifar10
 from components.prepare.sources.digits import Digits
@@ -28,7 +28,7 @@ else:
     AnySource = Annotated[
         Union[tuple(SOURCES.values())],  # noqa: UP007
         Discriminator("source"),
-        BeforeValidator(expand_name("source")),
+        BareName("source"),
     ]
 
 __all__ = ["SOURCES", "AnySource", "Images", "Loaded", "Source"]
