@@ -116,12 +116,13 @@ def _on_a_server(contents: Contents) -> str:
     return f"""\
 On a server that speaks the Open Inference Protocol
 
-`model_repository/` is a model repository of NVIDIA Triton, `config.pbtxt` included. Take a release whose
-runtime is not older than the one the engine was built with (above). No server was started when this bundle
+`model_repository/` is a model repository of NVIDIA Triton, `config.pbtxt` included. Let
+TRITON_IMAGE be the server's image from NVIDIA's catalogue, of a release whose runtime is not older than the one
+the engine was built with (above). No server was started when this bundle
 was made: what was checked is the engine and its answers.
 
     docker run --rm -p 8000:8000{gpus} -v "$PWD/model_repository:/models:ro" \\
-      nvcr.io/nvidia/tritonserver:RELEASE-py3 tritonserver --model-repository=/models
+      "$TRITON_IMAGE" tritonserver --model-repository=/models
 
 In KServe, copy `model_repository/` to storage that the cluster reads, and name that folder as `storageUri` of
 an InferenceService with `modelFormat: {{name: {contents.target}}}` and `runtime: kserve-tritonserver`.
