@@ -13,7 +13,6 @@ id, "status": wait status, "peak_rss_bytes": n}.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import gc
 import importlib
 import json
@@ -28,7 +27,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-_PR_SET_PDEATHSIG = 1
+from components.process import die_with_parent
+
 _GRACE_S = 15.0  # a training step has 10 s to save after SIGTERM
 
 
@@ -194,20 +194,13 @@ class _Server:
                 os.killpg(pid, signal.SIGKILL)
 
 
-def die_with_parent(parent: int) -> None:
-    """Make the kernel send this process SIGTERM when `parent`, which forked it, ends."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
-    if os.getppid() != parent:
-        os._exit(0)
-
-
 def _become_job(message: dict[str, Any], server: int) -> None:
     """In the forked process: a session and a log of its own, then the call. Never returns."""
     status = 1
     try:
         os.setsid()
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
-        die_with_parent(server)
+        die_with_parent(server, signal.SIGTERM)
         log = os.open(message["log"], os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o644)
         os.dup2(log, 1)
         os.dup2(log, 2)

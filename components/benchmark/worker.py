@@ -6,11 +6,9 @@ that is timed), and dies with its parent.
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import itertools
 import json
-import os
 import signal
 import sys
 import time
@@ -26,9 +24,9 @@ from numpy.typing import NDArray
 from components.artifacts import EngineSpec, open_artifact
 from components.contract import HpmlError, StageFailed, validate
 from components.images import load_split, to_x_nchw
+from components.process import die_with_parent
 from components.targets import AnyTarget
 
-_PR_SET_PDEATHSIG = 1
 _SETTLING_NS = 20_000_000  # an engine of 20 us reaches its speed after some 20 requests, a slow one at once
 _NO_OP_REQUESTS = 1000
 
@@ -141,16 +139,10 @@ def _answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
         return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
 
 
-def _die_with_parent(parent: int) -> None:
-    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != parent:  # it died before the call above
-        raise SystemExit
-
-
 def main() -> None:
     """Answer requests until the other end of the socket closes."""
     descriptor, parent = (int(argument) for argument in sys.argv[1:])
-    _die_with_parent(parent)
+    die_with_parent(parent, signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends this one
     engine = Engine()
     with Connection(descriptor) as channel:

@@ -117,9 +117,9 @@ def _on_a_server(contents: Contents) -> str:
 On a server that speaks the Open Inference Protocol
 
 `model_repository/` is a model repository of NVIDIA Triton, `config.pbtxt` included. Let
-TRITON_IMAGE be the server's image from NVIDIA's catalogue, of a release whose runtime is not older than the one
-the engine was built with (above). No server was started when this bundle
-was made: what was checked is the engine and its answers.
+TRITON_IMAGE be the server's image in NVIDIA's catalogue, of a release whose runtime is not older than the one
+the engine was built with (above). No server was started when this bundle was made: what was checked is the
+engine and its answers.
 
     docker run --rm -p 8000:8000{gpus} -v "$PWD/model_repository:/models:ro" \\
       "$TRITON_IMAGE" tritonserver --model-repository=/models

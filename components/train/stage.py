@@ -48,8 +48,11 @@ class TrainConfig(Hyperparameters):
     def unmet(self) -> str:
         """Why this machine cannot train so; empty if it can."""
         gpus = len(hardware.gpu_names())
-        if self.device == "cuda" and self.nproc > gpus > 0:
-            return f"nproc is {self.nproc} and this machine has {gpus} GPUs; each worker needs its own"
+        if self.device != "cpu" and self.nproc > gpus > 0:
+            return (
+                f"nproc is {self.nproc}, this machine has {gpus} GPU(s) and each worker needs its own;"
+                " lower nproc or set device: cpu"
+            )
         return super().unmet()
 
 

@@ -28,7 +28,7 @@ class Hyperparameters(Config):
 
     epochs: int = Field(default=8, ge=1, le=10_000)
     batch_size: int = Field(default=64, ge=1)  # images per optimizer step, over all workers
-    accumulate: int = Field(default=1, ge=1)  # parts that a worker computes its share of a batch in
+    accumulate: int = Field(default=1, ge=1)  # parts of a worker's share; a stop waits for one
     optimizer: Literal["sgd", "adamw", "lars"] = "sgd"
     learning_rate: float | None = Field(default=None, gt=0)  # at its peak; None: what suits the optimizer
     momentum: float = Field(default=0.9, ge=0, lt=1)  # of sgd and lars; the first beta of adamw

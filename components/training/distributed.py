@@ -7,6 +7,7 @@ say there who a process is, and `run_workers` says the same to its workers. Wake
 from __future__ import annotations
 
 import ctypes
+import gc
 import os
 import signal
 import subprocess
@@ -114,6 +115,7 @@ def joined_group() -> Iterator[Group]:
         local_rank = int(os.environ.get("LOCAL_RANK", "0"))
         yield Group(dist.get_rank(), dist.get_world_size(), local_rank)
     finally:
+        gc.collect()  # copies of a network are in cycles, and abort the process if they outlive the group
         dist.destroy_process_group()
 
 

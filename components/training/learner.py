@@ -78,6 +78,10 @@ class Learner:
             self._average.update_parameters(self.model)
         self._stopwatch.lap("compute")
 
+    def leave_group(self) -> None:
+        """Stop sharing gradients: the group must not be outlived by what uses it."""
+        self._network = self.model
+
     def result(self) -> nn.Module:
         """The network that would be handed over now: the averaged one, where there is an average."""
         return self.model if self._average is None else self._average.module

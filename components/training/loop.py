@@ -146,12 +146,15 @@ class _Training:
         self.saved_at = self.reported_at = time.monotonic()
 
     def run(self) -> Fitted:
-        self._resume()
-        while self.progress.epoch < self.config.epochs:
-            self._train_epoch()
-            self._finish_epoch()
-        self._save()
-        return self._fitted()
+        try:
+            self._resume()
+            while self.progress.epoch < self.config.epochs:
+                self._train_epoch()
+                self._finish_epoch()
+            self._save()
+            return self._fitted()
+        finally:
+            self.learner.leave_group()
 
     # ---------------------------------------------------------------------------------------------- training
 
