@@ -43,9 +43,20 @@ _HOME = Path("runs")
 _WrongUsage: Any = typer.BadParameter.__bases__[0]
 
 
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        import importlib.metadata
+
+        print(f"hpml {importlib.metadata.version('hpml-pipeline')}")
+        raise typer.Exit
+
+
 @app.callback()
 def _options(
     debug: Annotated[bool, typer.Option("--debug", help="Show tracebacks.")] = False,
+    version: Annotated[
+        bool, typer.Option("--version", help="Print the version.", callback=_print_version, is_eager=True)
+    ] = False,
 ) -> None:
     """Options of every command; `main` reads --debug."""
 

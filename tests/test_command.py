@@ -82,6 +82,18 @@ def test_help_lists_the_commands(tmp_path: Path) -> None:
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
+def test_version(tmp_path: Path) -> None:
+    answer = hpml(tmp_path, "--version")
+    assert answer.returncode == 0 and re.fullmatch(r"hpml \d+\.\d+\.\d+\n", answer.stdout)
+
+
+def test_completion_completes_commands(tmp_path: Path) -> None:
+    answer = hpml(
+        tmp_path, _HPML_COMPLETE="complete_bash", COMP_WORDS="hpml st", COMP_CWORD="1", COMP_POINT="7"
+    )
+    assert "status" in answer.stdout.split()
+
+
 def test_without_arguments_it_shows_the_help(tmp_path: Path) -> None:
     answer = hpml(tmp_path)
     assert answer.returncode == 2

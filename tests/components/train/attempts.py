@@ -17,9 +17,10 @@ from components.__main__ import Job, run_job
 from components.artifacts import Artifact, DatasetSpec
 from components.train.stage import TrainConfig
 
-# A server that has torch loaded and forks for each attempt, so that twenty of them cost one import.
+# A server that has torch loaded and forks for each attempt, so that twenty of them cost one import (the
+# first optimizer of a process imports torch._dynamo, nearly a second).
 FORKING = multiprocessing.get_context("forkserver")
-FORKING.set_forkserver_preload(["components.train.local"])
+FORKING.set_forkserver_preload(["components.train.local", "torch._dynamo"])
 
 
 @dataclass

@@ -71,7 +71,7 @@ def test_every_way_of_training_learns(
     bool(TrainConfig(device="cpu", precision="bf16").unmet()), reason="this CPU would emulate bf16"
 )
 def test_mixed_precision_learns(trainer: Callable[..., Trainer]) -> None:
-    """On one thread: several wait for each other by spinning in bf16, which takes minutes on a busy machine."""
+    """On one thread: in bf16 several wait for each other by spinning, for minutes on a busy machine."""
     mixed, full = (
         trainer(TrainConfig(model=CNN, epochs=4, device="cpu", precision=precision), threads=1)
         for precision in ("bf16", "fp32")
