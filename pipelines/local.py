@@ -28,6 +28,7 @@ from pipelines.store import KeyLock, Store, copy_out
 _POLL_S = 0.1
 _GRACE_S = 15.0
 _LAST_TRACKING_S = 30.0
+_TELL_AFTER_S = 2.0
 _MLFLOW_STATUS: Mapping[Status, tracking.Status] = {
     "done": "FINISHED",
     "failed": "FAILED",
@@ -441,9 +442,12 @@ class LocalRun:
         if not self._outbox or not self._server:
             return
         self._outbox.run_ended(_MLFLOW_STATUS[self._record.status])
-        deadline = time.monotonic() + _LAST_TRACKING_S
-        while self._sender is not None and time.monotonic() < deadline:
+        begun, told = time.monotonic(), False
+        while self._sender is not None and time.monotonic() - begun < _LAST_TRACKING_S:
             self._collect_sender(self._server.ended(_POLL_S))
+            if self._sender is not None and not told and time.monotonic() - begun > _TELL_AFTER_S:
+                self._watcher.say("waiting for MLflow to take the last events")
+                told = True
         if self._sender is not None:
             self._watcher.say("tracking: MLflow does not keep up; the rest is sent by the next run")
 
