@@ -146,8 +146,8 @@ def print_variants(measured: MeasurementsSpec, decision: Decision) -> None:
     for name, verdict in decision.verdicts.items():
         if verdict.outcome in ("disqualified", "not built"):
             out.print(Text(f"{name}: {verdict.outcome}: {verdict.reason}"), soft_wrap=True)
-    out.print("[dim]second lines: 95 % intervals; x eager, x fp32: times faster, by p50 at batch 1, than[/]")
-    out.print(f"[dim]{measured.reference}, and than the best fp32 engine, {measured.best_fp32 or 'none'}[/]")
+    out.print("[dim]Second lines: 95 % intervals. x: how many times faster by p50 at batch 1 than[/]")
+    out.print(f"[dim]{escape(measured.reference)}, and than the best fp32, {escape(measured.best_fp32)}.[/]")
 
 
 def _verdict(decision: Decision, name: str) -> Text:

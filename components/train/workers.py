@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -11,8 +12,9 @@ from typing import Any
 from components.artifacts import Artifact, DatasetSpec, ModelSpec, open_artifact
 from components.contract import Events, Output, Result, validate
 from components.errors import HpmlError, StageFailed, explained
+from components.process import die_with_parent
 from components.train.stage import TrainConfig
-from components.training.distributed import die_with_parent, rank, run_workers
+from components.training.distributed import parent, rank, run_workers
 
 
 def train_in_workers(config: TrainConfig, data: Artifact[DatasetSpec], out: Output) -> Result[ModelSpec]:
@@ -52,7 +54,7 @@ def _failure(folder: Path, statuses: list[int]) -> HpmlError:
 
 def main() -> None:
     """Be one worker; the folder with the task is the only argument."""
-    die_with_parent()
+    die_with_parent(parent(), signal.SIGKILL)
     folder = Path(sys.argv[1])
     with explained(record=Events(folder / f"{rank()}.jsonl").write):
         task = json.loads((folder / "task.json").read_text())

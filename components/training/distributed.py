@@ -6,7 +6,6 @@ say there who a process is, and `run_workers` says the same to its workers. Wake
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import os
 import signal
@@ -25,7 +24,6 @@ if TYPE_CHECKING:
     import torch
 
 GRACE_S = 10.0  # for workers to end by themselves once one has ended badly or all were asked to stop
-_PR_SET_PDEATHSIG = 1
 
 
 @dataclass(frozen=True)
@@ -88,6 +86,11 @@ def in_group() -> bool:
 def rank() -> int:
     """The number of this process in its group, known before it is joined."""
     return int(os.environ.get("RANK", "0"))
+
+
+def parent() -> int:
+    """The process that started this worker; see `run_workers`."""
+    return int(os.environ["HPML_PARENT"])
 
 
 @contextmanager
@@ -190,10 +193,3 @@ def _wait(workers: Sequence[subprocess.Popen[bytes]], stop: StopRequest) -> list
             deadline = time.monotonic() + GRACE_S
         time.sleep(0.02)
     return statuses
-
-
-def die_with_parent() -> None:
-    """Let the kernel kill this worker when the process that started it is gone."""
-    ctypes.CDLL(None, use_errno=True).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
-    if os.getppid() != int(os.environ["HPML_PARENT"]):  # it went before the line above
-        os.kill(os.getpid(), signal.SIGKILL)
