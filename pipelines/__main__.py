@@ -215,7 +215,13 @@ def _step(record: RunRecord, step: str) -> StepRecord:
 
 
 @app.command()
-def report(run: RunArgument = "latest", home: Home = _HOME, output: Format = "table") -> None:
+def report(
+    run: RunArgument = "latest",
+    home: Home = _HOME,
+    output: Annotated[
+        Literal["table", "json", "markdown"], typer.Option("--output", "-o", help="What stdout gets.")
+    ] = "table",
+) -> None:
     """Print the variants of a run, which was chosen and why, and where the report and the bundle are."""
     from pipelines import results, run_record
 

@@ -23,6 +23,7 @@ out = Console(highlight=False, soft_wrap=False)
 err = Console(stderr=True, highlight=False)
 
 _PLAIN_EVERY_S = 10.0
+_COLUMNS = ("top-1 %", "MB", "p50 ms", "p99 ms", "x eager", "x fp32")
 _MARKS = {
     "done": "[green]done[/]",
     "cached": "[cyan]cached[/]",
@@ -138,7 +139,7 @@ def print_variants(measured: MeasurementsSpec, decision: Decision) -> None:
     """The variants of a run on stdout, each figure above its 95 % interval; fits 80 columns."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
     table.add_column("variant", overflow="fold", min_width=17)
-    for column in ("top-1 %", "MB", "p50 ms", "p99 ms", "x eager", "x fp32"):
+    for column in _COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
     for name, figures in measured.engines.items():
         table.add_row(Text(f"{name}\n") + _verdict(decision, name), *_cells(figures))
@@ -148,6 +149,21 @@ def print_variants(measured: MeasurementsSpec, decision: Decision) -> None:
             out.print(Text(f"{name}: {verdict.outcome}: {verdict.reason}"), soft_wrap=True)
     out.print("[dim]Second lines: 95 % intervals. x: how many times faster by p50 at batch 1 than[/]")
     out.print(f"[dim]{escape(measured.reference)}, and than the best fp32, {escape(measured.best_fp32)}.[/]")
+
+
+def variants_markdown(measured: MeasurementsSpec, decision: Decision) -> str:
+    """The same table in Markdown, for a README or a lab report."""
+    head = ("variant", *_COLUMNS, "verdict")
+    lines = [f"| {' | '.join(head)} |", f"|---{'|--:' * len(_COLUMNS)}|---|"]
+    for name, figures in measured.engines.items():
+        cells = [_on_one_line(cell.plain) for cell in _cells(figures)]
+        lines.append(f"| {' | '.join((name, *cells, decision.verdicts[name].outcome))} |")
+    return "\n".join(lines)
+
+
+def _on_one_line(cell: str) -> str:
+    value, _, bounds = cell.partition("\n")
+    return f"{value} ({bounds})" if bounds else value
 
 
 def _verdict(decision: Decision, name: str) -> Text:

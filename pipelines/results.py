@@ -37,6 +37,8 @@ def show(home: Path, record: RunRecord, output: str) -> bool:
         decision = decide(goals, measured.spec)
     if output == "json":
         _print_json(record, measured, decision, paths)
+    elif measured and decision and output == "markdown":
+        print(console.variants_markdown(measured.spec, decision))
     elif measured and decision:
         console.print_variants(measured.spec, decision)
         console.out.print(Text(decision.reason), soft_wrap=True)

@@ -97,6 +97,12 @@ def test_what_it_found_is_whole_and_consistent(answer: dict[str, Any], hpml: Com
     assert set(step["status"] for step in answer["steps"].values()) == {"done"}
 
 
+def test_the_table_comes_in_markdown_too(hpml: Command) -> None:
+    head, rule, *rows = hpml("report", "-o", "markdown").stdout.splitlines()
+    assert len(rows) == 5 and any("chosen" in row for row in rows)
+    assert {line.count("|") for line in (head, rule, *rows)} == {9}
+
+
 def test_it_is_registered_and_tracked_once(answer: dict[str, Any], hpml: Command) -> None:
     database = sqlite3.connect(hpml.home / "mlflow.db")
     versions = database.execute("select name, version from model_versions").fetchall()
