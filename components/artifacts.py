@@ -21,12 +21,8 @@ from typing import Any, Generic, Literal
 
 from pydantic import Field, JsonValue, ValidationError
 
-from components.contract import (
-    Config,
-    SpecT,
-    StageFailed,
-    canonical_json,
-)
+from components.contract import Config, SpecT, canonical_json
+from components.errors import StageFailed
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"

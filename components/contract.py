@@ -1,4 +1,4 @@
-"""What every stage agrees on: typed configs, the shape of `run`, and (from components.errors) its errors.
+"""What every stage agrees on: typed configs, the shape of `run`, and what it writes.
 
 A stage is a function
 
@@ -30,14 +30,7 @@ from pydantic import (
 )
 from pydantic_core import core_schema
 
-from components.errors import ConfigInvalid as ConfigInvalid
-from components.errors import ExitCode as ExitCode
-from components.errors import GateFailed as GateFailed
-from components.errors import HpmlError as HpmlError
-from components.errors import StageFailed as StageFailed
-from components.errors import Terminated as Terminated
-from components.errors import Unavailable as Unavailable
-from components.errors import UsageError as UsageError
+from components.errors import ConfigInvalid
 
 
 class Config(BaseModel):

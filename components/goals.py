@@ -13,7 +13,8 @@ from typing import Literal
 from pydantic import Field
 
 from components.artifacts import EngineFigures, Interval, MeasurementsSpec
-from components.contract import Config, ConfigInvalid, StageFailed
+from components.contract import Config
+from components.errors import ConfigInvalid, StageFailed
 
 Objective = Literal["latency_ms_p50", "latency_ms_p99", "throughput", "size_bytes"]
 

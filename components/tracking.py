@@ -29,8 +29,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from components.artifacts import write_text_atomic
-from components.contract import HpmlError, StageFailed, Unavailable, UsageError, canonical_json
-from components.errors import explained
+from components.contract import canonical_json
+from components.errors import HpmlError, StageFailed, Unavailable, UsageError, explained
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

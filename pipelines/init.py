@@ -8,7 +8,7 @@ from pathlib import Path
 import typer
 import yaml
 
-from components.contract import UsageError
+from components.errors import UsageError
 from components.prepare.sources import SOURCES
 from pipelines import recipe
 

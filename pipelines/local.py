@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from components import hardware, tracking
 from components.artifacts import read_manifest
-from components.contract import ConfigInvalid, ExitCode
+from components.errors import ConfigInvalid, ExitCode
 from components.tracking import Outbox, store_identity
 from pipelines import run_record
 from pipelines.forkserver import Ended, ForkServer

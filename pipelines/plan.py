@@ -6,7 +6,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from components.contract import Config, Result, UsageError, canonical_json, signature, stage_name
+from components.contract import Config, Result, canonical_json, signature, stage_name
+from components.errors import UsageError
 
 Handle = TypeVar("Handle")
 

@@ -13,8 +13,9 @@ from pydantic import BaseModel, Field, StringConstraints
 
 from components.benchmark.stage import BenchmarkConfig
 from components.compress import AnyMethod
-from components.contract import Config, ConfigInvalid, validate
+from components.contract import Config, validate
 from components.deploy.stage import DeployConfig
+from components.errors import ConfigInvalid
 from components.goals import Goals
 from components.prepare.sources import AnySource
 from components.register.stage import RegisterConfig

@@ -12,7 +12,8 @@ from typing import Literal
 from pydantic import ValidationError
 
 from components.artifacts import write_text_atomic
-from components.contract import Config, UsageError
+from components.contract import Config
+from components.errors import UsageError
 from pipelines.plan import Plan
 
 Status = Literal["waiting", "running", "done", "cached", "failed", "blocked", "interrupted"]

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from components.artifacts import Artifact, open_artifact, publish, read_manifest, write_text_atomic
-from components.contract import HpmlError, StageFailed, Unavailable
+from components.errors import HpmlError, StageFailed, Unavailable
 from pipelines.provenance import Material
 
 

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 import components
-from components.contract import StageFailed
+from components.errors import StageFailed
 
 REPLY_LIMIT_S = 900.0
 

@@ -15,7 +15,8 @@ from components.benchmark.environment import Pressure, describe
 from components.benchmark.figures import best_fp32, figures
 from components.benchmark.protocol import Latencies, batch_sizes, time_rounds, warm_up
 from components.benchmark.stage import BenchmarkConfig
-from components.contract import ConfigInvalid, Output, Result, StageFailed
+from components.contract import Output, Result
+from components.errors import ConfigInvalid, StageFailed
 
 _POOL_IMAGES = 64  # distinct test images that the requests cycle through, more where a batch needs more
 

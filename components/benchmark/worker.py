@@ -22,7 +22,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.artifacts import EngineSpec, open_artifact
-from components.contract import HpmlError, StageFailed, validate
+from components.contract import validate
+from components.errors import HpmlError, StageFailed
 from components.images import load_split, to_x_nchw
 from components.process import die_with_parent
 from components.targets import AnyTarget

@@ -19,7 +19,7 @@ from components.artifacts import Artifact, DatasetSpec, InputSpec
 from components.compress.layers import is_within, require_layers
 from components.compress.prune import Prune
 from components.compress.rows import stratified_rows
-from components.contract import ConfigInvalid, HpmlError
+from components.errors import ConfigInvalid, HpmlError
 from components.images import batches, load_split, to_x_nchw
 from components.models.channel_plan import SIZES
 

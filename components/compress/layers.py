@@ -7,7 +7,7 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from components.contract import ConfigInvalid
+from components.errors import ConfigInvalid
 
 
 def require_layers(network: nn.Module, names: Iterable[str], *, where: str) -> None:

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 from components.artifacts import Artifact, DatasetSpec, ModelSpec, write_text_atomic
 from components.compress import AnyMethod, Network
-from components.contract import Output, Result, StageFailed
+from components.contract import Output, Result
+from components.errors import StageFailed
 
 if TYPE_CHECKING:
     from torch import nn

@@ -13,12 +13,13 @@ import numpy as np
 from pydantic import JsonValue
 
 from components.artifacts import Artifact, BundleSpec, EngineSpec, RegistrationSpec, copy_files
-from components.contract import GateFailed, Output, Result, StageFailed
+from components.contract import Output, Result
 from components.deploy import standalone
 from components.deploy.contents import GOLDEN, OUTPUT, SCRIPT, TRITON_PLATFORMS, Contents
 from components.deploy.readme import readme
 from components.deploy.stage import DeployConfig
 from components.deploy.triton import config_pbtxt
+from components.errors import GateFailed, StageFailed
 from components.goals import DECISION_FILE, DecisionRecord
 from components.images import to_x_nchw
 from components.targets import TARGETS

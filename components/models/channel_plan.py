@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from torch import nn
 
-from components.contract import StageFailed
+from components.errors import StageFailed
 
 # Which attributes say the size of a layer, and which tensors have that size. Conv weights are
 # (out, in / groups, *kernel), linear weights (out, in), norm tensors (features,).

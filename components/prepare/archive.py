@@ -18,7 +18,7 @@ from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol, Self
 
 from components.artifacts import new_folder_beside
-from components.contract import StageFailed
+from components.errors import StageFailed
 
 CHUNK_BYTES = 2**20
 HEADER_BYTES = 2**20  # more than any honest header of a tar member takes, padding included

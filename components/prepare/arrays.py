@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contract import ConfigInvalid, StageFailed
+from components.errors import ConfigInvalid, StageFailed
 from components.images import batches
 from components.prepare.splits import Split
 

@@ -11,7 +11,7 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contract import StageFailed
+from components.errors import StageFailed
 from components.prepare.splits import Split
 
 SHOWN = 10

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contract import StageFailed
+from components.errors import StageFailed
 from components.prepare.sources.base import Images
 
 SHAPE_CHW = (3, 32, 32)

@@ -8,7 +8,8 @@ import urllib.request
 from pathlib import Path
 from typing import IO
 
-from components.contract import Output, StageFailed, Unavailable
+from components.contract import Output
+from components.errors import StageFailed, Unavailable
 from components.prepare.user_files import sha256_of
 
 TIMEOUT_S = 60

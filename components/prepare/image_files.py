@@ -12,7 +12,8 @@ from typing import TypeVar
 import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
-from components.contract import Output, StageFailed
+from components.contract import Output
+from components.errors import StageFailed
 from components.prepare.arrays import new_images_file
 from components.prepare.checks import refuse
 from components.prepare.sources.base import Images

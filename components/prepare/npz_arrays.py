@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.contract import StageFailed
+from components.errors import StageFailed
 from components.images import batches
 from components.prepare.archive import Limits, most_bytes
 from components.prepare.checks import refuse

@@ -22,7 +22,7 @@ from mlflow.types import Schema, TensorSpec
 
 from components import tracking
 from components.artifacts import MANIFEST, Artifact, EngineSpec, copy_files
-from components.contract import ConfigInvalid
+from components.errors import ConfigInvalid
 from components.register.champion import Standing, judge
 
 if TYPE_CHECKING:

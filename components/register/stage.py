@@ -7,7 +7,8 @@ from typing import Annotated
 from pydantic import Field, StringConstraints
 
 from components.artifacts import Artifact, EngineSpec, MeasurementsSpec, RegistrationSpec
-from components.contract import Config, ConfigInvalid, Output, Result, StageFailed, canonical_json
+from components.contract import Config, Output, Result, canonical_json
+from components.errors import ConfigInvalid, StageFailed
 from components.goals import DECISION_FILE, DecisionRecord
 from components.register.champion import STANDING_TAG, Standing, conditions
 

@@ -17,7 +17,8 @@ from components.artifacts import (
     MeasurementsSpec,
     ModelSpec,
 )
-from components.contract import StageFailed, validate
+from components.contract import validate
+from components.errors import StageFailed
 from components.goals import Decision, Goals, decide
 
 if TYPE_CHECKING:

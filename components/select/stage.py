@@ -11,7 +11,8 @@ from components.artifacts import (
     copy_files,
     write_text_atomic,
 )
-from components.contract import GateFailed, Output, Result, StageFailed
+from components.contract import Output, Result
+from components.errors import GateFailed, StageFailed
 from components.goals import (
     DECISION_FILE,
     Decision,

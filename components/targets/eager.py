@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING, Literal
 
 from components import hardware
 from components.artifacts import Artifact, DatasetSpec, EngineSpec, ModelSpec, write_text_atomic
-from components.contract import Output, StageFailed
+from components.contract import Output
+from components.errors import StageFailed
 from components.targets.base import Built, NotBuilt, Session, Target
 
 if TYPE_CHECKING:

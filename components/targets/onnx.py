@@ -10,7 +10,8 @@ from pydantic import Field
 
 from components import hardware
 from components.artifacts import Artifact, DatasetSpec, EngineSpec, ModelSpec, QuantizationSpec
-from components.contract import Output, StageFailed
+from components.contract import Output
+from components.errors import StageFailed
 from components.targets.base import Built, NotBuilt, Session, Target
 
 if TYPE_CHECKING:

@@ -27,7 +27,7 @@ from onnxruntime.transformers.float16 import convert_float_to_float16
 from torch import nn
 
 from components.artifacts import InputSpec, QuantizationSpec
-from components.contract import HpmlError, StageFailed
+from components.errors import HpmlError, StageFailed
 from components.images import batches
 
 OUTPUT = "logits"

@@ -11,7 +11,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
-from components.contract import HpmlError, StageFailed
+from components.errors import HpmlError, StageFailed
 
 PROVIDERS = {
     "cpu": ["CPUExecutionProvider"],

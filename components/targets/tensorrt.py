@@ -11,7 +11,8 @@ from pydantic import Field, model_validator
 
 from components import hardware
 from components.artifacts import Artifact, DatasetSpec, EngineSpec, ModelSpec
-from components.contract import Output, StageFailed
+from components.contract import Output
+from components.errors import StageFailed
 from components.targets.base import Built, NotBuilt, Precision, Session, Target
 from components.targets.onnx import calibration
 

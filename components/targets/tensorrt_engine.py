@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 
 from components.artifacts import InputSpec, write_bytes_atomic
-from components.contract import StageFailed
+from components.errors import StageFailed
 from components.images import batches
 
 

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from components.artifacts import EngineFigures, Interval, MeasurementsSpec, Throughput
-from components.contract import ConfigInvalid, StageFailed
+from components.errors import ConfigInvalid, StageFailed
 from components.goals import Goals, Objective, decide, is_better, objective_interval
 
 

@@ -17,7 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.contract import Unavailable
+from components.errors import Unavailable
 from components.tracking import (
     Outbox,
     client,

@@ -10,7 +10,8 @@ import time
 from typing import Literal
 
 from components.artifacts import Artifact
-from components.contract import Config, GateFailed, Output, Result, StageFailed
+from components.contract import Config, Output, Result
+from components.errors import GateFailed, StageFailed
 
 
 class NumberSpec(Config):

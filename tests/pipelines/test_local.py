@@ -16,7 +16,7 @@ import pytest
 from conftest import HERE, Listener, plan_of
 from noop_stages import Number
 
-from components.contract import ExitCode
+from components.errors import ExitCode
 from pipelines import run_record
 from pipelines.local import Settings, first_failure, forecast
 from pipelines.run_record import RunRecord

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from components.contract import UsageError, signature
+from components.contract import signature
+from components.errors import UsageError
 from pipelines import recipe
 from pipelines.graph import graph
 from pipelines.plan import Plan, trace

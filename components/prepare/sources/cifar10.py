@@ -8,7 +8,8 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from components.contract import Output, StageFailed
+from components.contract import Output
+from components.errors import StageFailed
 from components.prepare import user_files
 from components.prepare.sources.base import Loaded, Source
 

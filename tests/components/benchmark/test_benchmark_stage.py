@@ -15,7 +15,8 @@ import pytest
 from components.artifacts import Artifact, DatasetSpec, EngineSpec, ModelSpec, open_artifact, seal_artifact
 from components.benchmark.protocol import round_orders
 from components.benchmark.stage import BenchmarkConfig, run
-from components.contract import ConfigInvalid, StageFailed, validate
+from components.contract import validate
+from components.errors import ConfigInvalid, StageFailed
 from components.goals import Goals
 from components.hardware import usable_cpus
 from components.report import stage as report

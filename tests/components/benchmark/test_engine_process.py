@@ -16,7 +16,7 @@ import pytest
 
 from components.artifacts import Artifact, DatasetSpec, EngineSpec, copy_files, open_artifact, seal_artifact
 from components.benchmark.engine_process import EngineProcess
-from components.contract import StageFailed
+from components.errors import StageFailed
 
 Engines = dict[str, Artifact[EngineSpec]]
 

@@ -12,7 +12,8 @@ from components import models
 from components.artifacts import open_artifact, seal_artifact
 from components.compress import AnyMethod, Distill
 from components.compress import stage as compress
-from components.contract import ConfigInvalid, validate
+from components.contract import validate
+from components.errors import ConfigInvalid
 from components.training.config import Augment
 from components.training.loop import evaluate
 

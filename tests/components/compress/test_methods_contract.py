@@ -11,7 +11,8 @@ from torch import nn
 from components import models
 from components.compress import METHODS, AnyMethod, Method, Prune
 from components.compress import stage as compress
-from components.contract import ConfigInvalid, Output, StageFailed, validate
+from components.contract import Output, validate
+from components.errors import ConfigInvalid, StageFailed
 
 FAST = {"distill": {"epochs": 1}, "quantize": {"calibration_samples": 16}}
 

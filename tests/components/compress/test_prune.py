@@ -15,7 +15,7 @@ from components.artifacts import ArchitectureSpec, InputSpec
 from components.compress import Prune
 from components.compress import stage as compress
 from components.compress.channels import Group, _kept, remove_channels
-from components.contract import ConfigInvalid, ExitCode
+from components.errors import ConfigInvalid, ExitCode
 from components.models.channel_plan import apply_channel_plan, channel_plan, layer_sizes
 
 INPUT = InputSpec(shape_chw=(1, 8, 8), mean=(0.0,), std=(1.0,))

@@ -17,7 +17,7 @@ from components.compress import Distill, Prune, Quantize
 from components.compress import stage as compress
 from components.compress.rows import stratified_rows
 from components.compress.simulate import simulate_int8
-from components.contract import ConfigInvalid
+from components.errors import ConfigInvalid
 from components.export import stage as export
 from components.targets import Onnx
 

@@ -21,9 +21,9 @@ import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
 from components.artifacts import Artifact, BundleSpec, DatasetSpec, open_artifact, seal_artifact
-from components.contract import GateFailed, StageFailed
 from components.deploy import stage as deploy
 from components.deploy.stage import DeployConfig
+from components.errors import GateFailed, StageFailed
 from components.images import load_split
 
 ENGINE = "model_repository/digits/1/model.onnx"

@@ -12,7 +12,7 @@ from hypothesis.extra import numpy as hnp
 from components.artifacts import open_artifact, read_manifest
 from components.compress import Quantize
 from components.compress import stage as compress
-from components.contract import ConfigInvalid, ExitCode, GateFailed, StageFailed
+from components.errors import ConfigInvalid, ExitCode, GateFailed, StageFailed
 from components.export import stage as export
 from components.export.gate import compare, objections
 from components.images import load_split, predict_split, top1_accuracy

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.contract import StageFailed
+from components.errors import StageFailed
 from components.prepare.archive import Limits, extract
 
 NOISE = np.random.default_rng(0).bytes(300_000)  # does not compress

@@ -14,7 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.contract import ExitCode, StageFailed
+from components.errors import ExitCode, StageFailed
 from components.prepare.arrays import channel_statistics, new_images_file, padded_shape, write_split
 from components.prepare.checks import refuse
 from components.prepare.sources.base import Images

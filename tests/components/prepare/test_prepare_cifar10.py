@@ -23,7 +23,8 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from components.contract import ConfigInvalid, Output, StageFailed, Unavailable, validate
+from components.contract import Output, validate
+from components.errors import ConfigInvalid, StageFailed, Unavailable
 from components.prepare.cifar_batches import TEST_BATCH, TRAIN_BATCHES, read_batches
 from components.prepare.sources import AnySource
 from components.prepare.sources.cifar10 import CLASS_NAMES, Cifar10

@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from components.contract import StageFailed
+from components.errors import StageFailed
 from components.prepare.sources.folder import Folder
 
 

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components.contract import ConfigInvalid, StageFailed, signature, validate
+from components.contract import signature, validate
+from components.errors import ConfigInvalid, StageFailed
 from components.prepare import stage
 from components.prepare.packaged import PackagedFile
 from components.prepare.sources import AnySource

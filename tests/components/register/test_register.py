@@ -16,7 +16,7 @@ import pytest
 from pydantic import ValidationError
 
 from components.artifacts import Artifact, RegistrationSpec, open_artifact
-from components.contract import ConfigInvalid, ExitCode, StageFailed, Unavailable
+from components.errors import ConfigInvalid, ExitCode, StageFailed, Unavailable
 from components.goals import Goals
 from components.register import stage as register
 from components.register.stage import RegisterConfig

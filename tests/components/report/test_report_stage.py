@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from components.artifacts import Artifact, Interval, ReportSpec, open_artifact, seal_artifact
-from components.contract import StageFailed
+from components.errors import StageFailed
 from components.goals import Goals
 from components.report.stage import run
 

@@ -20,7 +20,7 @@ from components.artifacts import (
     open_artifact,
     seal_artifact,
 )
-from components.contract import ExitCode, GateFailed, StageFailed
+from components.errors import ExitCode, GateFailed, StageFailed
 from components.goals import DecisionRecord, Goals
 from components.select import stage as select
 

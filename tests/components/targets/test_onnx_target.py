@@ -16,7 +16,7 @@ from torch import nn
 
 from components import hardware, models
 from components.artifacts import ArchitectureSpec, EngineSpec, InputSpec, QuantizationSpec
-from components.contract import StageFailed
+from components.errors import StageFailed
 from components.targets import Onnx
 from components.targets.onnx import products_saturate
 from components.targets.onnx_graph import export_graph, nodes_of_layers, save_graph, to_fp16, to_int8

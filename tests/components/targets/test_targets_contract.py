@@ -9,7 +9,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.contract import ConfigInvalid, validate
+from components.contract import validate
+from components.errors import ConfigInvalid
 from components.export import stage as export
 from components.images import load_split, to_x_nchw
 from components.targets import TARGETS, TOLERANCES, AnyTarget

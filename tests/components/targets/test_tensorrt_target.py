@@ -9,7 +9,8 @@ import pytest
 
 from components import hardware
 from components.artifacts import EngineSpec, InputSpec
-from components.contract import ConfigInvalid, StageFailed, validate
+from components.contract import validate
+from components.errors import ConfigInvalid, StageFailed
 from components.export import stage as export
 from components.targets import AnyTarget, TensorRT
 
