@@ -16,7 +16,7 @@ def colour_classes(names: Iterable[str], *, reference: str) -> dict[str, str]:
 
 
 def colour_of_training(names: Iterable[str], engines: Mapping[str, str], *, reference: str) -> str:
-    """The class of the first engine of one of the variants `names`, else the reference's."""
-    variants = set(names)
+    """The class of the first engine of a variant in `names` ("variant method"), else the reference's."""
+    variants = {name.partition(" ")[0] for name in names}
     of_engine = (class_ for engine, class_ in engines.items() if engine.rpartition("/")[0] in variants)
     return next((class_ for class_ in of_engine if class_ != engines[reference]), engines[reference])

@@ -16,7 +16,10 @@ def run(
     data: Artifact[DatasetSpec],
     out: Output,
 ) -> Result[ReportSpec]:
-    """Write `report.html`, `figures.json` and `figures.csv`."""
+    """Write `report.html`, `figures.json` and `figures.csv`.
+
+    engines: named "variant/target". models: what each method made, named "variant method", and "base".
+    """
     from components.report.write import write_report
 
     return write_report(config, measured, engines, models, data, out)

@@ -168,3 +168,4 @@ def test_a_training_has_the_colour_of_its_variant() -> None:
     classes = colour_classes(["fp32/eager", "fp32/onnx", "int8/onnx"], reference="fp32/eager")
     assert colour_of_training(["base", "fp32"], classes, reference="fp32/eager") == classes["fp32/onnx"]
     assert colour_of_training(["base"], classes, reference="fp32/eager") == "k0"
+    assert colour_of_training(["fp32 distill"], classes, reference="fp32/eager") == classes["fp32/onnx"]
