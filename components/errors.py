@@ -90,6 +90,12 @@ def explained(*, debug: bool = False, record: Callable[..., None] | None = None)
     except OSError as error:
         named = _explain_os_error(error)
         _leave(named, named.exit_code, debug, record)
+    except ModuleNotFoundError as error:
+        absent = ConfigInvalid(
+            f"the package {error.name} is not installed",
+            fix="install what the stages need: make setup, or pip install 'hpml-pipeline[stages,data]'",
+        )
+        _leave(absent, absent.exit_code, debug, record)
     except MemoryError:
         _leave(
             StageFailed("out of memory", fix="use a smaller batch or a machine with more memory"),

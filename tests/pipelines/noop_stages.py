@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import os
 import signal
 import subprocess
@@ -38,6 +39,8 @@ def _fail(kind: str) -> None:
             os._exit(7)
         case "killed":
             os.kill(os.getpid(), signal.SIGKILL)
+        case "import":
+            importlib.import_module("no_such_package")
         case "bug":
             raise ZeroDivisionError("of a bug")
         case "stage":

@@ -76,6 +76,7 @@ def test_force_runs_a_cached_step(run_five: Run) -> None:
         ("segfault", ExitCode.STAGE_FAILED, "killed by SIGSEGV"),
         ("exit", ExitCode.STAGE_FAILED, "ended with status 7 without saying why"),
         ("killed", ExitCode.STAGE_FAILED, "killed by SIGKILL"),
+        ("import", ExitCode.CONFIG_INVALID, "the package no_such_package is not installed"),
         ("bug", ExitCode.STAGE_FAILED, "ZeroDivisionError: of a bug"),
         ("stage", ExitCode.STAGE_FAILED, "it broke: a reason -> a remedy"),
         ("gate", ExitCode.GATE_FAILED, "too slow"),
