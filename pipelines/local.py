@@ -23,7 +23,7 @@ from pipelines.plan import Node, Plan
 from pipelines.provenance import Code, Material, code_of, explain, material_of
 from pipelines.resources import resources_of
 from pipelines.run_record import FINISHED, RunRecord, Status, StepRecord
-from pipelines.store import KeyLock, Store, copy_out
+from pipelines.store import Lock, Store, copy_out
 
 _POLL_S = 0.1
 _GRACE_S = 15.0
@@ -72,7 +72,7 @@ class _Running:
 
     node: Node
     material: Material
-    lock: KeyLock
+    locks: tuple[Lock, ...]
     delivered: Path
     events: EventTail
     threads: int
@@ -151,6 +151,7 @@ class LocalRun:
         self._running: dict[int, _Running] = {}
         self._server: ForkServer | None = None
         self._preloaded: set[str] = set()
+        self._told_waiting: set[str] = set()
         self._outbox_file = self._folder / "tracking.jsonl"
         self._outbox: Outbox | None = None  # opened when the first step is really run
         self._sender: int | None = None
@@ -262,12 +263,15 @@ class LocalRun:
 
     def _start(self, node: Node) -> None:
         material = _material(node, self._digests, self._settings)
-        lock = self._store.try_lock(material.key)
-        if lock is None:  # another run is at it: look again at the next turn
+        locks = self._locks(node, material)
+        if not locks:  # look again at the next turn
+            if node.name not in self._told_waiting:
+                self._watcher.say(f"{node.name} waits for another run in this workspace")
+                self._told_waiting.add(node.name)
             return
         digest = None if node.name in self._settings.force else self._store.lookup(material.key)
         if digest:
-            lock.release()
+            _release(locks)
             self._succeed(node, "cached", digest, key=material.key)
             return
         self._change(node.name, status="running", key=material.key, started_at_s=time.time())
@@ -278,10 +282,21 @@ class LocalRun:
             "components.__main__:run_job", argument, self._folder / "logs" / f"{node.name}.log"
         )
         self._running[job] = _Running(
-            node, material, lock, delivered, EventTail(events), self._threads(node), _oom_kills()
+            node, material, locks, delivered, EventTail(events), self._threads(node), _oom_kills()
         )
         if self._outbox:
             self._outbox.step_started(node.name, argument["config"])
+
+    def _locks(self, node: Node, material: Material) -> tuple[Lock, ...]:
+        """The right to compute this key, and to use the machine beside other runs; empty if not now."""
+        computing = self._store.try_lock(material.key)
+        if computing is None:
+            return ()
+        machine = self._store.try_machine(alone=resources_of(node.stage).exclusive)
+        if machine is None:
+            computing.release()
+            return ()
+        return computing, machine
 
     def _job(self, node: Node, material: Material, delivered: Path, events: Path) -> dict[str, Any]:
         """The fields of components.__main__.Job."""
@@ -310,7 +325,7 @@ class LocalRun:
     def _collect(self, timeout_s: float) -> None:
         """Hear from running steps: progress and metrics, then the ends of those that ended."""
         if not self._running:
-            if self._waiting():  # only on the locks of other runs
+            if self._waiting():  # only for other runs
                 time.sleep(timeout_s)
             return
         ended = self._forks.ended(timeout_s)
@@ -345,7 +360,7 @@ class LocalRun:
             else:
                 self._fail(running, end)
         finally:
-            running.lock.release()
+            _release(running.locks)
         if self._outbox:
             step = self._record.steps[name]
             metrics = read_manifest(self._store.object_path(step.digest)).metrics if step.digest else {}
@@ -458,6 +473,11 @@ class LocalRun:
                 if end.status:
                     said = (self._folder / "logs" / "tracking.log").read_text().splitlines()[-1:]
                     self._watcher.say(f"tracking: {' '.join(said)}; they are kept for the next run")
+
+
+def _release(locks: tuple[Lock, ...]) -> None:
+    for lock in locks:
+        lock.release()
 
 
 class EventTail:

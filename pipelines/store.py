@@ -126,15 +126,22 @@ class Store:
             fcntl.flock(file, fcntl.LOCK_SH)
             yield
 
-    def try_lock(self, key: str) -> KeyLock | None:
+    def try_lock(self, key: str) -> Lock | None:
         """The lock of `key`, or None if another run is computing it."""
-        file = self._open_lock(key)
+        return self._try(key, fcntl.LOCK_EX)
+
+    def try_machine(self, *, alone: bool) -> Lock | None:
+        """A share of this workspace's use of the machine, or all of it; None if other runs have it."""
+        return self._try("machine", fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
+
+    def _try(self, name: str, kind: int) -> Lock | None:
+        file = self._open_lock(name)
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(file, kind | fcntl.LOCK_NB)
         except BlockingIOError:
             file.close()
             return None
-        return KeyLock(file)
+        return Lock(file)
 
     def _open_lock(self, name: str) -> Any:
         return (self.root / "locks" / f"{name}.lock").open("a")
@@ -165,19 +172,19 @@ class Store:
                     if record is None or record["digest"] not in keep:
                         key.unlink()
                 for lock in (self.root / "locks").glob("*.lock"):
-                    if lock.stem != "store":
+                    if lock.stem not in ("store", "machine"):
                         lock.unlink()
             return len(doomed), freed
 
 
-class KeyLock:
+class Lock:
     """A held lock; closing it, or the end of the process, releases it."""
 
     def __init__(self, file: Any) -> None:
         self._file = file
 
     def release(self) -> None:
-        """Let another run compute this key."""
+        """Let another run have it."""
         self._file.close()
 
 

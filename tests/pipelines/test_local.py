@@ -203,21 +203,26 @@ def test_a_step_that_takes_all_memory_ends_alone_and_is_told_why(home: Path, sma
     assert re.match(r"the kernel killed it for lack of memory at 0\.[34] GB", failure[1].error)
 
 
-def wait_for_step(home: Path) -> list[int]:
+def wait_for_step(home: Path, run: int) -> list[int]:
     """The processes of the fork server and its jobs, once a step naps."""
     deadline = time.monotonic() + 30
     while time.monotonic() < deadline:
         for file in home.glob("five-*/run.json"):
             states = [step["status"] for step in json.loads(file.read_text())["steps"].values()]
             if states[0] == "done" and "running" in states:
-                return fork_server_processes()
+                return descendants(run)
         time.sleep(0.05)
     raise AssertionError("no step came to run")
 
 
-def fork_server_processes() -> list[int]:
-    listing = subprocess.run(["ps", "-eo", "pid,args"], capture_output=True, text=True, check=True).stdout
-    return [int(line.split()[0]) for line in listing.splitlines() if "pipelines.forkserver" in line]
+def descendants(ancestor: int) -> list[int]:
+    """The fork server of a run, and its jobs."""
+    listing = subprocess.run(["ps", "-eo", "pid,ppid"], capture_output=True, text=True, check=True).stdout
+    parents = [tuple(map(int, line.split())) for line in listing.splitlines()[1:]]
+    found = [ancestor]
+    for known in found:
+        found += [pid for pid, parent in parents if parent == known]
+    return found[1:]
 
 
 def gone(pids: list[int], within_s: float = 20) -> bool:
@@ -236,7 +241,8 @@ def test_however_a_run_is_stopped_nothing_is_left_and_it_resumes(
     home: Path, run_five: Run, number: signal.Signals, code: int
 ) -> None:
     process = drive(home, nap_s=60)
-    pids = wait_for_step(home)
+    pids = wait_for_step(home, process.pid)
+    assert len(pids) > 1
     process.send_signal(number)
     assert process.wait(timeout=30) == code
     assert gone(pids)
