@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from conftest import HERE, Listener, plan_of
+from conftest import HERE, Listener, plan_of, processes
 from noop_stages import Number
 
 from components.errors import ExitCode
@@ -112,8 +112,7 @@ def test_what_a_gate_rejects_is_kept_and_never_read(run_five: Run, home: Path) -
 def test_what_a_step_started_ends_with_it(run_five: Run) -> None:
     record = run_five(a=Number(failure="orphan"))
     assert statuses(record)["a"] == "done"
-    listing = subprocess.run(["ps", "-eo", "args"], capture_output=True, text=True, check=True).stdout
-    assert "time.sleep(600)" not in listing
+    assert not [arguments for _, _, arguments in processes() if "time.sleep(600)" in arguments]
 
 
 def test_a_damaged_object_is_made_again(run_five: Run, home: Path) -> None:
@@ -217,11 +216,9 @@ def wait_for_step(home: Path, run: int) -> list[int]:
 
 def descendants(ancestor: int) -> list[int]:
     """The fork server of a run, and its jobs."""
-    listing = subprocess.run(["ps", "-eo", "pid,ppid"], capture_output=True, text=True, check=True).stdout
-    parents = [tuple(map(int, line.split())) for line in listing.splitlines()[1:]]
     found = [ancestor]
     for known in found:
-        found += [pid for pid, parent in parents if parent == known]
+        found += [pid for pid, parent, _ in processes() if parent == known]
     return found[1:]
 
 
