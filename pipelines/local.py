@@ -464,7 +464,10 @@ class LocalRun:
                 self._watcher.say("waiting for MLflow to take the last events")
                 told = True
         if self._sender is not None:
-            self._watcher.say("tracking: MLflow does not keep up; the rest is sent by the next run")
+            self._watcher.say(
+                f"tracking: MLflow has not answered or not taken all in {_LAST_TRACKING_S:.0f} s;"
+                " the next run sends the rest"
+            )
 
     def _collect_sender(self, ended: list[Ended]) -> None:
         for end in ended:
