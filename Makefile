@@ -18,7 +18,7 @@ else
 TORCH_FROM := --find-links $(WHEELS) --constraint $(WHEELS)/constraints.txt
 endif
 
-.PHONY: help setup run test measure lock clean
+.PHONY: help setup run test mlflow measure lock clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -44,6 +44,9 @@ test: setup ## lint, types and tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy components pipelines
 	$(BIN)/pytest
+
+mlflow: setup ## serve the MLflow page of the runs on this machine, at port 5000
+	MLFLOW_DISABLE_TELEMETRY=true DO_NOT_TRACK=1 $(BIN)/mlflow ui --backend-store-uri sqlite:///runs/mlflow.db
 
 measure: setup ## what the command itself costs; after make run
 	$(BIN)/python tests/measure_overheads.py
