@@ -53,7 +53,7 @@ measure: setup ## what the command itself costs; after make run
 
 lock: setup ## resolve the dependencies anew (torch is chosen per machine, so it is not in the lock)
 	$(UV) pip compile pyproject.toml --extra stages --extra data --extra dev --universal --upgrade \
-	  --python-version 3.11 $(if $(WHEELS),$(TORCH_FROM)) --no-emit-index-url --no-emit-find-links \
+	  --python-version 3.11 $(if $(WHEELS),$(TORCH_FROM),--torch-backend=cpu) --no-emit-index-url --no-emit-find-links \
 	  --no-emit-package torch --generate-hashes --no-annotate --no-header --quiet -o requirements.lock
 
 clean: ## remove the environment, keep the runs
