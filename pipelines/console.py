@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import textwrap
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -23,6 +24,7 @@ out = Console(highlight=False, soft_wrap=False)
 err = Console(stderr=True, highlight=False)
 
 _PLAIN_EVERY_S = 10.0
+_NAME_WIDTH = 20  # what the other columns leave of 80
 _COLUMNS = ("top-1 %", "MB", "p50 ms", "p99 ms", "x eager", "x fp32")
 _MARKS = {
     "done": "[green]done[/]",
@@ -138,17 +140,27 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right:
 def print_variants(measured: MeasurementsSpec, decision: Decision) -> None:
     """The variants of a run on stdout, each figure above its 95 % interval; fits 80 columns."""
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
-    table.add_column("variant", overflow="fold", min_width=17)
+    table.add_column("variant", overflow="fold")
     for column in _COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
     for name, figures in measured.engines.items():
-        table.add_row(Text(f"{name}\n") + _verdict(decision, name), *_cells(figures))
+        if figures.status == "measured":
+            label = textwrap.fill(name, _NAME_WIDTH)  # at a hyphen, where it does not fit
+            table.add_row(Text(f"{label}\n") + _verdict(decision, name), *_cells(figures))
     out.print(table)
-    for name, verdict in decision.verdicts.items():
-        if verdict.outcome in ("disqualified", "not built"):
-            out.print(Text(f"{name}: {verdict.outcome}: {verdict.reason}"), soft_wrap=True)
+    for reason, names in _by_reason(decision).items():
+        out.print(Text(f"{reason}: {', '.join(names)}"), soft_wrap=True)
     out.print("[dim]Second lines: 95 % intervals. x: how many times faster by p50 at batch 1 than[/]")
     out.print(f"[dim]{escape(measured.reference)}, and than the best fp32, {escape(measured.best_fp32)}.[/]")
+
+
+def _by_reason(decision: Decision) -> dict[str, list[str]]:
+    """The engines that are out, by why."""
+    reasons: dict[str, list[str]] = {}
+    for name, verdict in decision.verdicts.items():
+        if verdict.outcome in ("disqualified", "not built"):
+            reasons.setdefault(f"{verdict.outcome}, {verdict.reason}", []).append(name)
+    return reasons
 
 
 def variants_markdown(measured: MeasurementsSpec, decision: Decision) -> str:
