@@ -32,7 +32,7 @@ from components.artifacts import (
 from components.contract import Events, Output, Result, signature, validate
 from components.errors import ConfigInvalid, GateFailed, Terminated, UsageError, explained
 
-STAGES = ("prepare", "train", "compress", "export", "benchmark", "report", "select", "register", "deploy")
+STAGES = tuple(sorted(file.parent.name for file in Path(__file__).parent.glob("*/stage.py")))
 
 
 @dataclass(frozen=True)

@@ -55,7 +55,7 @@ class Settings:
 
     home: the workspace. import_paths: folders of the user's own modules. max_parallel: steps at once, None
     for as many as there are CPUs. force: steps to run although they are cached. tracking_uri: where MLflow
-    is; empty: the run is not tracked.
+    is; empty: the run is not tracked. registry_uri: where the model registry is, tracked or not.
     """
 
     home: Path

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
@@ -94,7 +93,6 @@ def _started(
                 batch_sizes=batch_sizes(config),
                 threads=threads,
                 golden_tolerance=config.golden_tolerance,
-                import_paths=[str(Path(path).resolve()) for path in sys.path],
             )
         loaded = [process.receive() for process in processes.values()]
         yield processes, max(reply["harness_us_per_request"] for reply in loaded)

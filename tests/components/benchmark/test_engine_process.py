@@ -39,7 +39,6 @@ def _load(
         batch_sizes=[1, 8],
         threads=2,
         golden_tolerance=0.02,
-        import_paths=[],
     )
 
 
