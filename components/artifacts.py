@@ -23,6 +23,7 @@ from pydantic import Field, JsonValue, ValidationError
 
 from components.contract import Config, SpecT, canonical_json
 from components.errors import StageFailed
+from components.measurements import CeilingsSpec, DiagnosisSpec, MeasurementsSpec
 
 FORMAT_VERSION = 1
 MANIFEST = "manifest.json"
@@ -123,69 +124,6 @@ class EngineSpec(Config):
     top1_agreement: float = 0.0  # with the model in torch
 
 
-class Interval(Config):
-    """A figure with its 95 % interval."""
-
-    value: float
-    low: float
-    high: float
-
-    def overlaps(self, other: Interval) -> bool:
-        """Whether the two intervals have a point in common."""
-        return self.low <= other.high and other.low <= self.high
-
-
-class Throughput(Config):
-    """Images per second at one batch size."""
-
-    batch: int
-    images_per_s: Interval
-
-
-class EngineFigures(Config):
-    """What was measured of one engine. The figures are None unless `status` is "measured"."""
-
-    status: Literal["measured", "not built"]
-    reason: str = ""
-    target: str
-    precision: str
-    methods: tuple[str, ...]
-    size_bytes: int
-    parameters: int
-    macs: int
-    accuracy_top1: Interval | None = None
-    latency_ms_p50: Interval | None = None  # batch 1
-    latency_ms_p90: Interval | None = None
-    latency_ms_p99: Interval | None = None
-    throughput: tuple[Throughput, ...] = ()
-    speedup_vs_reference: Interval | None = None  # ratio of batch-1 p50, the reference is torch eager
-    speedup_vs_best_fp32: Interval | None = None  # against the fastest unmodified fp32 engine
-    samples: int = 0  # requests at batch 1, all rounds together
-    unquoted: dict[str, str] = Field(default_factory=dict)  # figure -> why it is None: "350 of 662 samples"
-    round_spread: float | None = None  # (largest - smallest p50 of a round) / p50 of all
-
-
-class MeasurementsSpec(Config):
-    """The benchmark of all engines of a run.
-
-    `samples.npz` has the raw latencies in milliseconds, float64 (rounds, requests): "fp32/onnx@8" are those
-    of engine fp32/onnx at batch 8. best_fp32 is the fastest engine of the unmodified network in fp32 other
-    than the reference; empty if there is none.
-    """
-
-    kind: Literal["measurements"] = "measurements"
-    reference: str
-    best_fp32: str
-    engines: dict[str, EngineFigures]
-    rounds: int
-    requests_per_round: int
-    threads: int
-    seed: int
-    environment: dict[str, str]
-    harness_us_per_request: float = 0.0  # what timing itself costs, of the worst engine's process
-    cpu_pressure: float | None = None  # share of the time of the rounds in which some task waited for a CPU
-
-
 class ReportSpec(Config):
     """`report.html` (self-contained, no scripts), `figures.json` and `figures.csv`."""
 
@@ -223,6 +161,8 @@ SPECS: dict[str, type[Config]] = {
         ModelSpec,
         EngineSpec,
         MeasurementsSpec,
+        CeilingsSpec,
+        DiagnosisSpec,
         ReportSpec,
         RegistrationSpec,
         BundleSpec,

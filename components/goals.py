@@ -12,9 +12,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from components.artifacts import EngineFigures, Interval, MeasurementsSpec
 from components.contract import Config
 from components.errors import ConfigInvalid, StageFailed
+from components.measurements import EngineFigures, Interval, MeasurementsSpec
 
 Objective = Literal["latency_ms_p50", "latency_ms_p99", "throughput", "size_bytes"]
 

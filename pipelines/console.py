@@ -16,8 +16,8 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from rich.table import Table
 from rich.text import Text
 
-from components.artifacts import EngineFigures, Interval, MeasurementsSpec
 from components.goals import Decision
+from components.measurements import EngineFigures, Interval, MeasurementsSpec
 from pipelines.run_record import StepRecord
 
 out = Console(highlight=False, soft_wrap=False)

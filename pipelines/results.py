@@ -7,8 +7,9 @@ from pathlib import Path
 
 from rich.text import Text
 
-from components.artifacts import Artifact, MeasurementsSpec, write_text_atomic
+from components.artifacts import Artifact, write_text_atomic
 from components.goals import Decision, decide
+from components.measurements import MeasurementsSpec
 from pipelines import console, recipe
 from pipelines.recipe import LoadedRecipe
 from pipelines.run_record import FINISHED, RunRecord

@@ -25,6 +25,8 @@ HALLWAY = {
     "goals",
     "hardware",
     "process",
+    "measurements",
+    "page",
 }
 MODULES = sorted([*ROOT.glob("components/**/*.py"), *ROOT.glob("pipelines/**/*.py")])
 VENDOR = {"tensorrt", "openvino", "modelopt", "torch_pruning"}

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from components.artifacts import Artifact, DatasetSpec, EngineFigures, EngineSpec, Interval, Throughput
+from components.artifacts import Artifact, DatasetSpec, EngineSpec
 from components.benchmark.statistics import (
     interval,
     quantiles,
@@ -16,6 +16,7 @@ from components.benchmark.statistics import (
     samples_needed,
     wilson,
 )
+from components.measurements import EngineFigures, Interval, Throughput
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from components.artifacts import Artifact, DatasetSpec, EngineSpec, MeasurementsSpec
+from components.artifacts import Artifact, DatasetSpec, EngineSpec
 from components.benchmark.engine_process import EngineProcess
 from components.benchmark.environment import Pressure, describe
 from components.benchmark.figures import best_fp32, figures
@@ -16,6 +16,7 @@ from components.benchmark.protocol import Latencies, batch_sizes, time_rounds, w
 from components.benchmark.stage import BenchmarkConfig
 from components.contract import Output, Result
 from components.errors import ConfigInvalid, StageFailed
+from components.measurements import Conditions, MeasurementsSpec
 
 _POOL_IMAGES = 64  # distinct test images that the requests cycle through, more where a batch needs more
 
@@ -55,7 +56,7 @@ def measure(
         seed=config.seed,
         environment=environment,
         harness_us_per_request=harness_us,
-        cpu_pressure=after.share_since(before) if before and after else None,
+        conditions=Conditions(cpu_pressure=after.share_since(before) if before and after else None),
     )
     return Result(spec, metrics=_metrics(spec))
 

@@ -6,9 +6,10 @@ from typing import Annotated
 
 from pydantic import Field
 
-from components.artifacts import Artifact, DatasetSpec, EngineSpec, MeasurementsSpec
+from components.artifacts import Artifact, DatasetSpec, EngineSpec
 from components.contract import Config, Output, Result
 from components.hardware import usable_cpus
+from components.measurements import MeasurementsSpec
 
 
 class BenchmarkConfig(Config):

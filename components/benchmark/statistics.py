@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from components.artifacts import Interval
+from components.measurements import Interval
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from components.artifacts import Interval
 from components.deploy.contents import GOLDEN, OUTPUT, SCRIPT, TRITON_PLATFORMS, Contents
+from components.measurements import Interval
 
 
 def readme(contents: Contents) -> str:

@@ -7,9 +7,9 @@ from collections.abc import Mapping
 from pydantic import ValidationError
 
 from components import hardware
-from components.artifacts import EngineFigures, MeasurementsSpec
 from components.contract import Config, canonical_json
 from components.goals import Goals, describe, is_better, objective_interval
+from components.measurements import EngineFigures, MeasurementsSpec
 
 STANDING_TAG = "hpml.standing"
 

@@ -6,10 +6,11 @@ from typing import Annotated
 
 from pydantic import Field, StringConstraints
 
-from components.artifacts import Artifact, EngineSpec, MeasurementsSpec, RegistrationSpec
+from components.artifacts import Artifact, EngineSpec, RegistrationSpec
 from components.contract import Config, Output, Result, canonical_json
 from components.errors import ConfigInvalid, StageFailed
 from components.goals import DECISION_FILE, DecisionRecord
+from components.measurements import MeasurementsSpec
 from components.register.champion import STANDING_TAG, Standing, conditions
 
 # Without a dot: "hpml." and "mlflow." begin the names of others.

@@ -10,16 +10,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from components.artifacts import (
-    Artifact,
-    DatasetSpec,
-    EngineSpec,
-    MeasurementsSpec,
-    ModelSpec,
-)
+from components.artifacts import Artifact, DatasetSpec, EngineSpec, ModelSpec
 from components.contract import validate
 from components.errors import StageFailed
 from components.goals import Decision, Goals, decide
+from components.measurements import MeasurementsSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

@@ -2,23 +2,29 @@
 
 from __future__ import annotations
 
-import re
-from collections.abc import Callable, Iterable
 from xml.etree.ElementTree import Element
 
-from components.artifacts import EngineFigures, EngineSpec, Interval
+from components.artifacts import EngineSpec
 from components.goals import Goals, Verdict
+from components.measurements import EngineFigures, Interval
+from components.page.colours import colour_classes, colour_of_training
+from components.page.elements import (
+    HALF_PX,
+    breakable,
+    definitions,
+    document,
+    drawing,
+    interval_cell,
+    keyed,
+    legend,
+    nowrap,
+    table,
+    value_text,
+)
+from components.page.format import ABSENT, TIMES, bounds, duration, megabytes, percent, plain
+from components.page.markup import Child, node
 from components.report import charts
-from components.report.colours import colour_classes, colour_of_training
 from components.report.content import Content
-from components.report.format import ABSENT, TIMES, bounds, duration, megabytes, percent, plain
-from components.report.markup import Child, node, to_html
-from components.report.style import STYLE
-
-WIDE_PX, HALF_PX, NARROW_PX = 952, 466, 350
-
-# Nothing is loaded from anywhere and nothing runs, also if something hostile got past the escaping.
-_POLICY = "default-src 'none'; style-src 'unsafe-inline'; base-uri 'none'; form-action 'none'"
 
 _BUSY = 0.1  # of the time some task waited for a CPU; a quiet machine stays well below
 
@@ -39,8 +45,7 @@ def title_of(content: Content) -> str:
 def page(content: Content) -> str:
     """The whole HTML document."""
     classes = colour_classes(content.engines, reference=content.measurements.reference)
-    body = node(
-        "main",
+    sections = (
         _headline(content),
         _figures_section(content, classes),
         _accuracy_section(content, classes),
@@ -52,15 +57,7 @@ def page(content: Content) -> str:
         _environment_section(content),
         _reading_section(content),
     )
-    head = node(
-        "head",
-        node("meta", charset="utf-8"),
-        node("meta", http_equiv="Content-Security-Policy", content=_POLICY),
-        node("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        node("title", title_of(content)),
-        node("style", STYLE),
-    )
-    return to_html(node("html", head, node("body", body), lang="en"))
+    return document(title_of(content), *sections)
 
 
 # -------------------------------------------------------------------------------------------- the headline
@@ -81,7 +78,7 @@ def _headline(content: Content) -> Element:
     return node(
         "header",
         node("p", "Chosen engine", class_="eyebrow"),
-        node("h1", _breakable(decision.chosen)),
+        node("h1", breakable(decision.chosen)),
         node("p", _sentence(decision.verdicts[decision.chosen].reason), class_="lead"),
         node("p", _goals_in_words(content.goals), class_="note"),
         _busy_machine(content),
@@ -91,7 +88,7 @@ def _headline(content: Content) -> Element:
 
 def _busy_machine(content: Content) -> Element | None:
     """A warning where the engines had to share the machine with something else."""
-    pressure = content.measurements.cpu_pressure
+    pressure = content.measurements.conditions.cpu_pressure
     if pressure is None or pressure < _BUSY:
         return None
     return node(
@@ -135,16 +132,11 @@ def _tile(
         return None
     return node(
         "div",
-        node("b", _value(interval, scale, places) + unit),
+        node("b", value_text(interval, scale, places) + unit),
         node("span", caption),
         node("span", bounds(interval, scale=scale, places=places)),
         class_="tile",
     )
-
-
-def _value(interval: Interval, scale: float = 1.0, places: int | None = None) -> str:
-    shown = interval.value * scale
-    return plain(shown) if places is None else f"{shown:,.{places}f}"
 
 
 # --------------------------------------------------------------------------------------------- the figures
@@ -167,7 +159,7 @@ def _figures_section(content: Content, classes: dict[str, str]) -> Element:
     return node(
         "section",
         node("h2", "The engines"),
-        _table([*columns, "verdict"], rows),
+        table([*columns, "verdict"], rows),
         node(
             "p",
             "Latency is that of one request of one image; under each figure its 95 % interval. "
@@ -181,13 +173,13 @@ def _figures_row(
     columns: list[str], name: str, engine: EngineFigures, verdict: Verdict, class_: str
 ) -> Element:
     cells: list[list[Child]] = [
-        [_keyed(name, class_)],
-        _interval_cell(engine.accuracy_top1, scale=100, places=1),
-        [_nowrap(megabytes(engine.size_bytes) if engine.size_bytes else ABSENT)],
-        _interval_cell(engine.latency_ms_p50),
-        _interval_cell(engine.latency_ms_p99, engine.unquoted.get("latency_ms_p99", "")),
-        _interval_cell(engine.speedup_vs_reference),
-        _interval_cell(engine.speedup_vs_best_fp32),
+        [keyed(name, class_)],
+        interval_cell(engine.accuracy_top1, scale=100, places=1),
+        [nowrap(megabytes(engine.size_bytes) if engine.size_bytes else ABSENT)],
+        interval_cell(engine.latency_ms_p50),
+        interval_cell(engine.latency_ms_p99, engine.unquoted.get("latency_ms_p99", "")),
+        interval_cell(engine.speedup_vs_reference),
+        interval_cell(engine.speedup_vs_best_fp32),
     ]
     shown = [node("td", cell, data_label=column) for column, cell in zip(columns, cells, strict=False)]
     badge = node("span", verdict.outcome, class_=f"badge {verdict.outcome.replace(' ', '-')}")
@@ -195,63 +187,7 @@ def _figures_row(
     return node("tr", shown, class_="chosen" if verdict.outcome == "chosen" else None)
 
 
-def _interval_cell(
-    interval: Interval | None, absent: str = "", *, scale: float = 1.0, places: int | None = None
-) -> list[Child]:
-    if interval is None:
-        return [_nowrap(ABSENT), node("small", absent) if absent else None]
-    certain = interval.low == interval.high  # a ratio to itself
-    return [
-        _nowrap(_value(interval, scale, places)),
-        None if certain else node("small", bounds(interval, scale=scale, places=places)),
-    ]
-
-
-def _keyed(name: str, class_: str) -> Element:
-    """A name behind the dot of its colour."""
-    return node(
-        "span", node("span", "", class_=f"key {class_}"), node("span", _breakable(name)), class_="keyed"
-    )
-
-
-def _breakable(name: str) -> list[Child]:
-    """A name that may be broken after the signs that join its parts."""
-    parts: list[Child] = []
-    for part in re.findall(r"[^/+.-]*[/+.-]|[^/+.-]+", name):
-        parts += [node("wbr"), part] if parts else [part]
-    return parts
-
-
-def _nowrap(text: str) -> Element:
-    return node("span", text, class_="value")
-
-
-def _table(columns: Iterable[str], rows: Iterable[Element]) -> Element:
-    head = node("tr", [node("th", name, class_="verdict" if name == "verdict" else None) for name in columns])
-    return node("table", node("thead", head), node("tbody", rows))
-
-
 # -------------------------------------------------------------------------------------------- the pictures
-
-
-def _figure(
-    draw: Callable[[float], Element | None], caption: str = "", *, wide_px: float = WIDE_PX
-) -> Element | None:
-    """A picture drawn for a desktop and for a phone; the style sheet shows the one that suits."""
-    wide, narrow = draw(wide_px), draw(NARROW_PX)
-    if wide is None or narrow is None:
-        return None
-    return node(
-        "figure",
-        node("div", wide, class_="wide"),
-        node("div", narrow, class_="narrow"),
-        node("figcaption", caption) if caption else None,
-    )
-
-
-def _legend(names: Iterable[tuple[str, str]]) -> Element:
-    items = [node("li", _keyed(name, class_)) for name, class_ in names]
-    return node("ul", items, class_="legend")
 
 
 def _accuracy_section(content: Content, classes: dict[str, str]) -> Element:
@@ -262,7 +198,7 @@ def _accuracy_section(content: Content, classes: dict[str, str]) -> Element:
     return node(
         "section",
         node("h2", "Accuracy against latency"),
-        _figure(lambda width: charts.accuracy_against_latency(content, classes, width), caption),
+        drawing(lambda width: charts.accuracy_against_latency(content, classes, width), caption),
     )
 
 
@@ -276,12 +212,12 @@ def _latency_section(content: Content, classes: dict[str, str]) -> Element:
     return node(
         "section",
         node("h2", "How the latencies are distributed"),
-        _figure(lambda width: charts.latency_distributions(content, classes, width), caption),
+        drawing(lambda width: charts.latency_distributions(content, classes, width), caption),
     )
 
 
 def _throughput_section(content: Content, classes: dict[str, str]) -> Element | None:
-    figure = _figure(lambda width: charts.throughput_by_batch(content, classes, width))
+    figure = drawing(lambda width: charts.throughput_by_batch(content, classes, width))
     if figure is None:
         return None
     measured = {name: e for name, e in content.measurements.engines.items() if e.throughput}
@@ -290,8 +226,8 @@ def _throughput_section(content: Content, classes: dict[str, str]) -> Element | 
     rows = []
     for name, engine in measured.items():
         by_batch = {item.batch: item.images_per_s for item in engine.throughput}
-        cells: list[list[Child]] = [[_keyed(name, classes[name])]]
-        cells += [_interval_cell(by_batch.get(batch)) for batch in batches]
+        cells: list[list[Child]] = [[keyed(name, classes[name])]]
+        cells += [interval_cell(by_batch.get(batch)) for batch in batches]
         chosen = name == content.decision.chosen
         rows.append(
             node(
@@ -304,7 +240,7 @@ def _throughput_section(content: Content, classes: dict[str, str]) -> Element | 
         "section",
         node("h2", "Throughput, images per second"),
         figure,
-        _table(columns, rows),
+        table(columns, rows),
     )
 
 
@@ -315,7 +251,7 @@ def _training_section(content: Content, classes: dict[str, str]) -> Element | No
     ]
 
     def curves(key: str, title: str, scale: float) -> Element | None:
-        return _figure(
+        return drawing(
             lambda width: charts.training_curves(content.trainings, colours, key, title, width, scale=scale),
             wide_px=HALF_PX,
         )
@@ -334,7 +270,7 @@ def _training_section(content: Content, classes: dict[str, str]) -> Element | No
     return node(
         "section",
         node("h2", "Training and fine-tuning"),
-        _legend(zip(names, colours, strict=True)),
+        legend(zip(names, colours, strict=True)),
         node("div", pictures, class_="pair"),
     )
 
@@ -348,7 +284,7 @@ def _time_section(content: Content) -> Element:
     return node(
         "section",
         node("h2", "Where the time went"),
-        _figure(lambda width: charts.time_by_step(content.steps, width), caption),
+        drawing(lambda width: charts.time_by_step(content.steps, width), caption),
     )
 
 
@@ -359,8 +295,8 @@ def _engines_section(content: Content, classes: dict[str, str]) -> Element:
     exported = [
         node(
             "div",
-            node("h3", _keyed(name, classes[name])),
-            _definitions(_engine_facts(engine)),
+            node("h3", keyed(name, classes[name])),
+            definitions(_engine_facts(engine)),
             node("ul", [node("li", note) for note in engine.notes]) if engine.notes else None,
         )
         for name, engine in content.engines.items()
@@ -382,11 +318,6 @@ def _engine_facts(engine: EngineSpec) -> dict[str, str]:
     }
 
 
-def _definitions(facts: dict[str, str]) -> Element:
-    rows = ((node("dt", key.replace("_", " ")), node("dd", value or ABSENT)) for key, value in facts.items())
-    return node("dl", *rows)
-
-
 def _environment_section(content: Content) -> Element:
     measurements, data = content.measurements, content.data
     splits = ", ".join(f"{split.rows:,} {name}" for name, split in data.splits.items())
@@ -396,12 +327,14 @@ def _environment_section(content: Content) -> Element:
         "cost of timing": f"{plain(measurements.harness_us_per_request, significant=2)} µs a request",
         "agreement of the rounds": _agreement(measurements.engines),
     }
-    if measurements.cpu_pressure is not None:
-        facts["CPU pressure"] = f"{percent(measurements.cpu_pressure)} of the time some task waited for a CPU"
+    if measurements.conditions.cpu_pressure is not None:
+        facts["CPU pressure"] = (
+            f"{percent(measurements.conditions.cpu_pressure)} of the time some task waited for a CPU"
+        )
     return node(
         "section",
         node("h2", "Data and machine"),
-        _definitions({**facts, **measurements.environment}),
+        definitions({**facts, **measurements.environment}),
     )
 
 

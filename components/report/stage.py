@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from components.artifacts import Artifact, DatasetSpec, EngineSpec, MeasurementsSpec, ModelSpec, ReportSpec
+from components.artifacts import Artifact, DatasetSpec, EngineSpec, ModelSpec, ReportSpec
 from components.contract import Output, Result
 from components.goals import Goals
+from components.measurements import MeasurementsSpec
 
 
 def run(

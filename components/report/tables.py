@@ -8,7 +8,7 @@ import json
 from dataclasses import asdict
 from typing import Any
 
-from components.artifacts import EngineFigures, Interval
+from components.measurements import EngineFigures, Interval
 from components.report.content import Content
 
 INTERVALS = (

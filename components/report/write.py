@@ -4,9 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from components.artifacts import Artifact, DatasetSpec, EngineSpec, MeasurementsSpec, ModelSpec, ReportSpec
+from components.artifacts import Artifact, DatasetSpec, EngineSpec, ModelSpec, ReportSpec
 from components.contract import Output, Result
 from components.goals import Goals
+from components.measurements import MeasurementsSpec
 from components.report.content import gather
 from components.report.page import page, title_of
 from components.report.tables import figures_csv, figures_json

@@ -2,15 +2,7 @@
 
 from __future__ import annotations
 
-from components.artifacts import (
-    Artifact,
-    EngineFigures,
-    EngineSpec,
-    Interval,
-    MeasurementsSpec,
-    copy_files,
-    write_text_atomic,
-)
+from components.artifacts import Artifact, EngineSpec, copy_files, write_text_atomic
 from components.contract import Output, Result
 from components.errors import GateFailed, StageFailed
 from components.goals import (
@@ -21,6 +13,7 @@ from components.goals import (
     decide,
     objective_interval,
 )
+from components.measurements import EngineFigures, Interval, MeasurementsSpec
 
 
 def run(

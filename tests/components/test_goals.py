@@ -9,9 +9,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.artifacts import EngineFigures, Interval, MeasurementsSpec, Throughput
 from components.errors import ConfigInvalid, StageFailed
 from components.goals import Goals, Objective, decide, is_better, objective_interval
+from components.measurements import EngineFigures, Interval, MeasurementsSpec, Throughput
 
 
 def exactly(value: float) -> Interval:

@@ -6,11 +6,9 @@ from collections.abc import Sequence
 from itertools import pairwise
 from xml.etree.ElementTree import Element
 
-from components.artifacts import Interval
-from components.report.charts.common import NARROW_PX, Classes, ends
-from components.report.content import Content
-from components.report.format import shorten
-from components.report.svg import (
+from components.measurements import Interval
+from components.page.format import shorten
+from components.page.svg import (
     Box,
     Scale,
     dot,
@@ -24,6 +22,8 @@ from components.report.svg import (
     x_axis,
     y_axis,
 )
+from components.report.charts.common import NARROW_PX, Classes, ends
+from components.report.content import Content
 
 Point = tuple[float, float]
 

@@ -8,11 +8,11 @@ from xml.etree.ElementTree import Element
 
 import numpy as np
 
-from components.artifacts import EngineFigures, Interval
+from components.measurements import EngineFigures, Interval
+from components.page.format import shorten
+from components.page.svg import Scale, label, line, padded, path, picture, x_axis
 from components.report.charts.common import NARROW_PX, Classes
 from components.report.content import Content
-from components.report.format import shorten
-from components.report.svg import Scale, label, line, padded, path, picture, x_axis
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

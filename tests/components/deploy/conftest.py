@@ -14,11 +14,8 @@ from components.artifacts import (
     Artifact,
     BundleSpec,
     DatasetSpec,
-    EngineFigures,
     EngineSpec,
-    Interval,
     Lineage,
-    MeasurementsSpec,
     ModelSpec,
     QuantizationSpec,
     RegistrationSpec,
@@ -30,6 +27,7 @@ from components.deploy import stage as deploy
 from components.deploy.stage import DeployConfig
 from components.export import stage as export
 from components.goals import Goals
+from components.measurements import EngineFigures, Interval, MeasurementsSpec
 from components.register import stage as register
 from components.register.stage import RegisterConfig
 from components.select import stage as select

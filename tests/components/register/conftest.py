@@ -12,18 +12,9 @@ import numpy as np
 import pytest
 
 from components import hardware
-from components.artifacts import (
-    Artifact,
-    EngineFigures,
-    EngineSpec,
-    InputSpec,
-    Interval,
-    Lineage,
-    MeasurementsSpec,
-    open_artifact,
-    seal_artifact,
-)
+from components.artifacts import Artifact, EngineSpec, InputSpec, Lineage, open_artifact, seal_artifact
 from components.goals import Goals
+from components.measurements import EngineFigures, Interval, MeasurementsSpec
 from components.select import stage as select
 from components.tracking import ensure_store
 

@@ -19,7 +19,6 @@ from components.artifacts import (
     EngineSpec,
     InputSpec,
     Lineage,
-    MeasurementsSpec,
     ModelSpec,
     QuantizationSpec,
     SplitSpec,
@@ -28,6 +27,7 @@ from components.artifacts import (
 )
 from components.benchmark.figures import best_fp32, figures
 from components.contract import Config
+from components.measurements import Conditions, MeasurementsSpec
 
 REFERENCE = "fp32/eager"
 ROUNDS, REQUESTS = 20, 50
@@ -258,7 +258,7 @@ def _measure(
         environment=environment
         or {"cpu": "Intel Xeon Processor cpu family 6 model 106", "cpu_flags": "avx2 avx512f avx512_vnni"},
         harness_us_per_request=0.31,
-        cpu_pressure=0.021,
+        conditions=Conditions(cpu_pressure=0.021),
     )
     samples = {f"{name}@{batch}": array for name, of in latencies.items() for batch, array in of.items()}
     return writer.seal("benchmark", spec, 21.7, {"samples.npz": samples})

@@ -12,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from components.artifacts import Artifact, Interval, ReportSpec, open_artifact, seal_artifact
+from components.artifacts import Artifact, ReportSpec, open_artifact, seal_artifact
 from components.errors import StageFailed
 from components.goals import Goals
+from components.measurements import Conditions, Interval
 from components.report.stage import run
 
 MakeRun = Callable[..., Any]
@@ -157,7 +158,7 @@ def test_a_percentile_without_samples_is_not_shown(make_run: MakeRun, write: Any
 def test_a_busy_machine_is_told(make_run: MakeRun, write: Any, tmp_path: Any) -> None:
     made = make_run()
     assert "busy machine" not in write(made)[0].text
-    measured = _resealed(made.measured, tmp_path / "busy", {"cpu_pressure": 0.616})
+    measured = _resealed(made.measured, tmp_path / "busy", {"conditions": Conditions(cpu_pressure=0.616)})
     assert "Measured on a busy machine: 61.6 % of the time" in write(replace(made, measured=measured))[0].text
 
 

@@ -10,11 +10,11 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from components.artifacts import Interval
-from components.report.colours import colour_classes, colour_of_training
-from components.report.format import bounds, duration, plain, shorten
-from components.report.markup import node, number, to_html
-from components.report.svg import (
+from components.measurements import Interval
+from components.page.colours import colour_classes, colour_of_training
+from components.page.format import bounds, duration, plain, shorten
+from components.page.markup import node, number, to_html
+from components.page.svg import (
     Box,
     Scale,
     linear_ticks,

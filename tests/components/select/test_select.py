@@ -9,19 +9,10 @@ from typing import Any
 
 import pytest
 
-from components.artifacts import (
-    Artifact,
-    EngineFigures,
-    EngineSpec,
-    InputSpec,
-    Interval,
-    Lineage,
-    MeasurementsSpec,
-    open_artifact,
-    seal_artifact,
-)
+from components.artifacts import Artifact, EngineSpec, InputSpec, Lineage, open_artifact, seal_artifact
 from components.errors import ExitCode, GateFailed, StageFailed
 from components.goals import DecisionRecord, Goals
+from components.measurements import EngineFigures, Interval, MeasurementsSpec
 from components.select import stage as select
 
 LINEAGE = Lineage(

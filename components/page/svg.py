@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
-from components.report.markup import Child, node, number
+from components.page.markup import Child, node, number
 
 FONT_PX = 12
 _CHARACTER_PX = 0.56 * FONT_PX  # a little more than the average of a sans-serif

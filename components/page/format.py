@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from components.artifacts import Interval
+from components.measurements import Interval
 
 ABSENT = "–"  # noqa: RUF001
 TIMES = "×"  # noqa: RUF001

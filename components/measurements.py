@@ -1,0 +1,261 @@
+"""What is measured, as the artifacts carry it: figures of engines, ceilings of a machine, a diagnosis.
+
+Every figure that a measurement gives is an `Interval`; where one is missing, something beside it says why.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from components.contract import Config
+
+ScenarioName = Literal["SingleStream", "MultiStream", "Offline", "Server"]
+
+
+class Interval(Config):
+    """A figure with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+    def overlaps(self, other: Interval) -> bool:
+        """Whether the two intervals have a point in common."""
+        return self.low <= other.high and other.low <= self.high
+
+
+# ------------------------------------------------------------------------------------------------- an engine
+
+
+class Throughput(Config):
+    """Images per second at one batch size."""
+
+    batch: int
+    images_per_s: Interval
+
+
+class ConcurrencyFigures(Config):
+    """A closed loop of `clients`, each of which sends its next request when it has the answer to its last."""
+
+    clients: int
+    requests_per_s: Interval
+    latency_ms_p50: Interval
+    latency_ms_p99: Interval | None = None
+    unquoted: str = ""  # why there is no p99: "350 of 662 samples"
+
+
+class ScenarioFigures(Config):
+    """One of MLPerf Inference's scenarios, by its definition; not an MLPerf result.
+
+    metric: "latency_ms_p90" (SingleStream), "latency_ms_p99" (MultiStream: of a query of 8 samples),
+    "samples_per_s" (Offline), "queries_per_s" (Server: the largest rate of Poisson arrivals whose p99 is
+    within `latency_bound_ms`; the interval is the bracket of the bisection). `early_stopping_ms` is
+    the bound that the percentile is below with 99 % confidence, for the latency metrics.
+    """
+
+    scenario: ScenarioName
+    backend: Literal["ours", "loadgen"] = "ours"
+    metric: str
+    value: Interval | None = None
+    reason: str = ""  # why there is none: "not enough samples: 50 of 64"
+    queries: int = 0
+    samples_per_query: int = 1
+    latency_bound_ms: float | None = None
+    early_stopping_ms: float | None = None
+
+
+class ResourceFigures(Config):
+    """What an engine costs beside the time of a request."""
+
+    cold_start_ms: Interval | None = None  # from the start of a process to the first answer
+    load_ms: Interval | None = None  # of that, opening the engine
+    peak_rss_bytes: int | None = None
+    device_memory_bytes: int | None = None  # None: it runs on the CPU
+    energy_mj_per_request: Interval | None = None  # millijoules at batch 1, of the counter below
+    energy_source: str = ""  # "RAPL package", "NVML"; or "not measured: this machine has no counter"
+    price_per_million: Interval | None = None  # images at the best batch, from `price_per_hour`
+
+
+class PairedAccuracy(Config):
+    """An engine against the reference on the very same test samples."""
+
+    top1_change: Interval  # top-1 of the engine less that of the reference; -0.01 is one point lost
+    mcnemar_p: float  # exact McNemar: how likely so uneven a split of the disagreements is if both are equal
+    gained: int  # samples that only the engine gets right
+    lost: int  # samples that only the reference gets right
+    per_class: tuple[Interval, ...]  # top-1 of the engine on each class, in the order of class_names
+    top1_agreement: float  # share of samples with the same class
+    max_abs_logit_error: float
+
+
+class EngineFigures(Config):
+    """What was measured of one engine. The figures are None unless `status` is "measured"."""
+
+    status: Literal["measured", "not built"]
+    reason: str = ""
+    target: str
+    precision: str
+    methods: tuple[str, ...]
+    size_bytes: int
+    parameters: int
+    macs: int
+    accuracy_top1: Interval | None = None
+    paired: PairedAccuracy | None = None  # None for the reference itself
+    latency_ms_p50: Interval | None = None  # batch 1
+    latency_ms_p90: Interval | None = None
+    latency_ms_p99: Interval | None = None
+    throughput: tuple[Throughput, ...] = ()
+    speedup_vs_reference: Interval | None = None  # ratio of batch-1 p50, the reference is torch eager
+    speedup_vs_best_fp32: Interval | None = None  # against the fastest unmodified fp32 engine
+    scenarios: tuple[ScenarioFigures, ...] = ()
+    concurrency: tuple[ConcurrencyFigures, ...] = ()
+    resources: ResourceFigures | None = None
+    samples: int = 0  # requests at batch 1, all rounds together
+    unquoted: dict[str, str] = Field(default_factory=dict)  # figure -> why it is None: "350 of 662 samples"
+    round_spread: float | None = None  # (largest - smallest p50 of a round) / p50 of all
+
+
+class Conditions(Config):
+    """How quiet the machine was. Slices that were disturbed are not in the figures."""
+
+    slices: int = 0  # timed, of any engine
+    dropped: int = 0  # of them, because they were disturbed
+    causes: dict[str, int] = Field(default_factory=dict)  # cause -> slices dropped for it
+    cpu_pressure: float | None = None  # share of the time in which some task waited for a CPU, ours included
+    probe_spread: float | None = None  # (slowest - fastest GEMM probe) / fastest, of the accepted slices
+    gpu: dict[str, str] = Field(default_factory=dict)  # clocks and power over the run, in words
+
+
+class MeasurementsSpec(Config):
+    """The benchmark of all engines of a run.
+
+    `samples.npz` has the raw latencies in milliseconds, float64 (rounds, requests): "fp32/onnx@8" are those
+    of engine fp32/onnx at batch 8. best_fp32 is the fastest engine of the unmodified network in fp32 other
+    than the reference; empty if there is none. invalid: why the measurement was refused; no engine has a
+    figure then.
+    """
+
+    kind: Literal["measurements"] = "measurements"
+    reference: str
+    best_fp32: str
+    engines: dict[str, EngineFigures]
+    rounds: int
+    requests_per_round: int
+    threads: int
+    seed: int
+    environment: dict[str, str]
+    harness_us_per_request: float = 0.0  # what timing itself costs, of the worst engine's process
+    conditions: Conditions = Conditions()
+    invalid: str = ""
+
+
+# ------------------------------------------------------------------------------------------------ the machine
+
+
+class BandwidthPoint(Config):
+    """How fast memory is read and written with one working set.
+
+    kernel: "triad" (a = b + s * c; 2 reads and 1 write), "dot" (2 reads), "copy" (1 read, 1 write).
+    gb_per_s counts those bytes, 1e9 to the GB; None with a reason where it was not stable or possible.
+    """
+
+    device: str  # "cpu", "cuda", "host-to-device", "device-to-host"
+    kernel: Literal["triad", "dot", "copy"]
+    threads: int
+    working_set_bytes: int
+    level: str  # "L1", "L2", "L3", "DRAM"; "device" on a GPU; "host" for a copy between the two
+    gb_per_s: Interval | None = None
+    reason: str = ""
+
+
+class GemmPoint(Config):
+    """How fast a square matrix product of `size` runs; 2 * size ** 3 operations."""
+
+    device: str
+    precision: Literal["fp32", "fp16", "bf16", "int8"]
+    library: str  # the one that a runtime really uses: "torch (oneDNN)", "onnxruntime (MLAS)"
+    threads: int
+    size: int
+    gflop_per_s: Interval | None = None
+    reason: str = ""
+
+
+class CeilingsSpec(Config):
+    """What the machine can do at most, per thread count. Points that are not stable are no ceilings."""
+
+    kind: Literal["ceilings"] = "ceilings"
+    hardware: dict[str, str]
+    bandwidths: tuple[BandwidthPoint, ...]
+    gemms: tuple[GemmPoint, ...]
+
+    def arithmetic(self, precision: str, *, threads: int, device: str = "cpu") -> Interval | None:
+        """The fastest stable GEMM (Gflop/s) of `precision` with `threads`, of any library and size."""
+        rates = [
+            point.gflop_per_s
+            for point in self.gemms
+            if (point.precision, point.threads, point.device) == (precision, threads, device)
+            and point.gflop_per_s is not None
+        ]
+        return max(rates, key=lambda rate: rate.value, default=None)
+
+    def bandwidth(self, level: str, *, threads: int, device: str = "cpu") -> Interval | None:
+        """The fastest stable bandwidth (GB/s) of a level of the memory with `threads`, of any kernel."""
+        rates = [
+            point.gb_per_s
+            for point in self.bandwidths
+            if (point.level, point.threads, point.device) == (level, threads, device)
+            and point.gb_per_s is not None
+        ]
+        return max(rates, key=lambda rate: rate.value, default=None)
+
+
+# ---------------------------------------------------------------------------------------------- the diagnosis
+
+
+class LayerFigures(Config):
+    """One layer of an engine: what it computes, what it moves, how long it takes."""
+
+    name: str
+    op: str  # as the runtime calls it: "Conv", "QLinearConv", "FusedConv", "aten::convolution"
+    precision: Literal["fp32", "fp16", "bf16", "int8"]
+    flops: int  # 2 per multiply-accumulate
+    bytes: int  # weights, inputs and outputs, each once
+    time_us: float  # a request, median of the profiled ones
+    bound: Literal["compute", "memory", "overhead"]
+    share_of_roof: float | None = None  # of what the roofs allow it; None where it does no arithmetic
+
+
+class Finding(Config):
+    """One rule whose condition the measured facts meet."""
+
+    rule: str
+    sentence: str  # what was measured, in plain words with its figures
+    remedy: str  # what to do about it; empty if nothing can be done
+
+
+class EngineDiagnosis(Config):
+    """Where the time of one engine goes, and why it is not faster."""
+
+    status: Literal["diagnosed", "not diagnosed"]
+    reason: str = ""  # why it was not
+    batch: int = 1
+    flops: int = 0
+    bytes: int = 0
+    time_us: float = 0.0  # p50 of the benchmark at this batch
+    profiled_us: float = 0.0  # what the layers add up to
+    roof_us: float | None = None  # the least that the machine's ceilings allow for all layers
+    share_of_roof: float | None = None  # roof_us / time_us
+    bound: Literal["compute", "memory", "overhead"] | None = None
+    layers: tuple[LayerFigures, ...] = ()
+    verdict: str = ""  # one or two plain sentences
+    findings: tuple[Finding, ...] = ()
+
+
+class DiagnosisSpec(Config):
+    """Why each engine of a run is not faster."""
+
+    kind: Literal["diagnosis"] = "diagnosis"
+    threads: int
+    engines: dict[str, EngineDiagnosis]
