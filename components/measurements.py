@@ -5,7 +5,8 @@ Every figure that a measurement gives is an `Interval`; where one is missing, so
 
 from __future__ import annotations
 
-from typing import Literal
+from collections.abc import Iterable
+from typing import Literal, NamedTuple, TypeVar
 
 from pydantic import Field
 
@@ -40,10 +41,11 @@ class ConcurrencyFigures(Config):
     """A closed loop of `clients`, each of which sends its next request when it has the answer to its last."""
 
     clients: int
-    requests_per_s: Interval
-    latency_ms_p50: Interval
+    requests_per_s: Interval | None = None
+    latency_ms_p50: Interval | None = None
     latency_ms_p99: Interval | None = None
     unquoted: str = ""  # why there is no p99: "350 of 662 samples"
+    reason: str = ""  # why there is no figure at all: "disturbed: ..."
 
 
 class ScenarioFigures(Config):
@@ -62,6 +64,7 @@ class ScenarioFigures(Config):
     reason: str = ""  # why there is none: "not enough samples: 50 of 64"
     queries: int = 0
     samples_per_query: int = 1
+    batch: int | None = None  # Offline: how many samples the engine is given at once, its best
     latency_bound_ms: float | None = None
     early_stopping_ms: float | None = None
 
@@ -122,6 +125,7 @@ class Conditions(Config):
 
     slices: int = 0  # timed, of any engine
     dropped: int = 0  # of them, because they were disturbed
+    enforced: bool = True  # false: what was disturbed was counted and is in the figures all the same
     causes: dict[str, int] = Field(default_factory=dict)  # cause -> slices dropped for it
     cpu_pressure: float | None = None  # share of the time in which some task waited for a CPU, ours included
     probe_spread: float | None = None  # (slowest - fastest GEMM probe) / fastest, of the accepted slices
@@ -142,6 +146,7 @@ class MeasurementsSpec(Config):
     best_fp32: str
     engines: dict[str, EngineFigures]
     rounds: int
+    rounds_of_launches: tuple[int, ...] = ()  # that each launch of the engines had; empty: one launch
     requests_per_round: int
     threads: int
     seed: int
@@ -168,6 +173,12 @@ class BandwidthPoint(Config):
     level: str  # "L1", "L2", "L3", "DRAM"; "device" on a GPU; "host" for a copy between the two
     gb_per_s: Interval | None = None
     reason: str = ""
+    fastest: float | None = None  # GB/s of its best round, where it is not stable
+
+    @property
+    def rate(self) -> Interval | None:
+        """`gb_per_s`."""
+        return self.gb_per_s
 
 
 class GemmPoint(Config):
@@ -180,6 +191,29 @@ class GemmPoint(Config):
     size: int
     gflop_per_s: Interval | None = None
     reason: str = ""
+    fastest: float | None = None  # Gflop/s of its best round, where it is not stable
+
+    @property
+    def rate(self) -> Interval | None:
+        """`gflop_per_s`."""
+        return self.gflop_per_s
+
+
+RatedPoint = TypeVar("RatedPoint", BandwidthPoint, GemmPoint)
+_BEATEN = 1.1
+
+
+def ceiling_of(points: Iterable[RatedPoint]) -> RatedPoint | None:
+    """The stable point with the highest rate.
+
+    None if there is none, or if a point that is not stable was a tenth faster in one of its rounds: what has
+    been exceeded is no ceiling.
+    """
+    known = list(points)
+    rates = [point.rate.value if point.rate else 0.0 for point in known]
+    best = max(rates, default=0.0)
+    beaten = any((point.fastest or 0.0) > _BEATEN * best for point in known)
+    return known[rates.index(best)] if best and not beaten else None
 
 
 class CeilingsSpec(Config):
@@ -191,24 +225,60 @@ class CeilingsSpec(Config):
     gemms: tuple[GemmPoint, ...]
 
     def arithmetic(self, precision: str, *, threads: int, device: str = "cpu") -> Interval | None:
-        """The fastest stable GEMM (Gflop/s) of `precision` with `threads`, of any library and size."""
-        rates = [
-            point.gflop_per_s
+        """The fastest GEMM (Gflop/s) of `precision` with `threads`, of any library; see `ceiling_of`."""
+        found = ceiling_of(
+            point
             for point in self.gemms
             if (point.precision, point.threads, point.device) == (precision, threads, device)
-            and point.gflop_per_s is not None
-        ]
-        return max(rates, key=lambda rate: rate.value, default=None)
+        )
+        return found.rate if found else None
 
     def bandwidth(self, level: str, *, threads: int, device: str = "cpu") -> Interval | None:
-        """The fastest stable bandwidth (GB/s) of a level of the memory with `threads`, of any kernel."""
-        rates = [
-            point.gb_per_s
+        """The highest bandwidth (GB/s) of a level with `threads`, of any kernel; see `ceiling_of`."""
+        found = ceiling_of(
+            point
             for point in self.bandwidths
             if (point.level, point.threads, point.device) == (level, threads, device)
-            and point.gb_per_s is not None
-        ]
-        return max(rates, key=lambda rate: rate.value, default=None)
+        )
+        return found.rate if found else None
+
+    def arithmetic_roof(self, precision: str, *, threads: int) -> Roof | None:
+        """`arithmetic` of the CPU, or what stands in for it."""
+        known = self.arithmetic(precision, threads=threads)
+        alone = self.arithmetic(precision, threads=1)
+        same = (point for point in self.gemms if (point.precision, point.device) == (precision, "cpu"))
+        return _roof(known, alone, same, threads)
+
+    def bandwidth_roof(self, level: str, *, threads: int) -> Roof | None:
+        """`bandwidth` of a level of the CPU's memory, or what stands in for it."""
+        known = self.bandwidth(level, threads=threads)
+        alone = self.bandwidth(level, threads=1)
+        same = (point for point in self.bandwidths if (point.level, point.device) == (level, "cpu"))
+        return _roof(known, alone, same, threads)
+
+
+class Roof(NamedTuple):
+    """A rate that nothing is expected to exceed. stand_in: what it is if it is no stable ceiling."""
+
+    rate: float
+    stand_in: str = ""
+
+
+def _roof(
+    known: Interval | None, alone: Interval | None, points: Iterable[BandwidthPoint | GemmPoint], threads: int
+) -> Roof | None:
+    """The stable ceiling; else that of one thread times `threads`; else the fastest round there was."""
+    if known:
+        return Roof(known.value)
+    if alone:
+        return Roof(threads * alone.value, f"{threads} times that of one thread")
+    rounds = (
+        point.rate.value if point.rate else point.fastest or 0.0
+        for point in points
+        if point.threads == threads
+    )
+    fastest = max(rounds, default=0.0)
+    return Roof(fastest, "its fastest round") if fastest else None
 
 
 # ---------------------------------------------------------------------------------------------- the diagnosis
@@ -222,8 +292,8 @@ class LayerFigures(Config):
     precision: Literal["fp32", "fp16", "bf16", "int8"]
     flops: int  # 2 per multiply-accumulate
     bytes: int  # weights, inputs and outputs, each once
-    time_us: float  # a request, median of the profiled ones
-    bound: Literal["compute", "memory", "overhead"]
+    time_us: float  # a request, mean of the middle half, less what the profiler adds
+    bound: Literal["compute", "memory", "overhead"] | None = None  # None: the machine has no ceiling for it
     share_of_roof: float | None = None  # of what the roofs allow it; None where it does no arithmetic
 
 
@@ -259,3 +329,4 @@ class DiagnosisSpec(Config):
     kind: Literal["diagnosis"] = "diagnosis"
     threads: int
     engines: dict[str, EngineDiagnosis]
+    notes: tuple[str, ...] = ()  # what stands in for ceilings that were not stable

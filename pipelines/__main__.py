@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 import typer
+import typer.core
 
 from components.errors import StageFailed, UsageError, explained
 
@@ -24,6 +25,25 @@ app = typer.Typer(
     rich_markup_mode=None,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
+
+
+class _EnginesByDefault(typer.core.TyperGroup):
+    """`hpml bench ENGINE...` is `hpml bench engines ENGINE...`."""
+
+    def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
+        if args and args[0] not in self.commands and args[0] not in ctx.help_option_names:
+            args = ["engines", *args]
+        return super().parse_args(ctx, args)
+
+
+bench = typer.Typer(
+    help="Measure engines, together, or the machine. The options of the first: hpml bench engines --help.",
+    cls=_EnginesByDefault,
+    subcommand_metavar="ENGINE... | machine",
+    no_args_is_help=True,
+    rich_markup_mode=None,
+)
+app.add_typer(bench, name="bench")
 
 Home = Annotated[
     Path, typer.Option("--home", envvar="HPML_HOME", help="The workspace: store, runs, MLflow database.")
@@ -105,7 +125,7 @@ def run(
     with console.watcher() as watcher:
         record = LocalRun(steps, record, settings, watcher).execute()
     results.show(home, record, output)
-    _end_of_run(record, recipe)
+    _end_of_run(record, f"hpml run {recipe}")
 
 
 def _settings(
@@ -137,7 +157,7 @@ def _print_forecast(forecasts: list[Any], output: str) -> None:
         console.print_table(("step", "outcome", "why"), rows)
 
 
-def _end_of_run(record: RunRecord, recipe: Path) -> None:
+def _end_of_run(record: RunRecord, again: str) -> None:
     """Raise the first failure with its exit code; say how an interrupted run is resumed."""
     from components.errors import ExitCode
     from pipelines.local import first_failure
@@ -149,8 +169,132 @@ def _end_of_run(record: RunRecord, recipe: Path) -> None:
         error.exit_code = ExitCode(step.exit_code)
         raise error
     if record.status == "interrupted":
-        print(f"interrupted; resume with: hpml run {recipe}", file=sys.stderr)
+        print(f"interrupted; resume with: {again}", file=sys.stderr)
         raise SystemExit(record.exit_code)
+
+
+# --------------------------------------------------------------------------------------------------- measure
+
+
+@bench.command()
+def engines(
+    arguments: Annotated[
+        list[str] | None,
+        typer.Argument(
+            metavar="ENGINE...",
+            help="Files .onnx, folders of bundles or engines, http://HOST:PORT/v2/models/NAME, "
+            "package.module:callable, RUN:VARIANT.",
+        ),
+    ] = None,
+    scenario: Annotated[
+        list[str] | None,
+        typer.Option(metavar="NAME", help="SingleStream, MultiStream, Offline or Server; may be repeated."),
+    ] = None,
+    batch: Annotated[str, typer.Option(metavar="1,32", help="Batch sizes; by default 1,8,32.")] = "",
+    threads: Annotated[int | None, typer.Option(min=1, help="Of each engine; by default all CPUs.")] = None,
+    rounds: Annotated[int | None, typer.Option(help="In each, every engine is timed once.")] = None,
+    launches: Annotated[
+        int | None, typer.Option(help="Fresh processes over which rounds are spread.")
+    ] = None,
+    requests: Annotated[int | None, typer.Option(help="Of each engine in a round, at batch 1.")] = None,
+    budget_s: Annotated[float | None, typer.Option(help="No new round after so many seconds.")] = None,
+    reference: Annotated[str, typer.Option(help="Ratios are to this engine; by default the first.")] = "",
+    price_per_hour: Annotated[float | None, typer.Option(help="Of this machine, in any currency.")] = None,
+    inputs: Annotated[
+        list[str] | None,
+        typer.Option("--input", metavar="3x32x32", help="An input of torch modules; 128:int64 for integers."),
+    ] = None,
+    dims: Annotated[
+        list[str] | None,
+        typer.Option("--dim", metavar="NAME=SIZE", help="A size that a model leaves open, beside the batch."),
+    ] = None,
+    model: Annotated[str, typer.Option(help="The model of a server that is given without one.")] = "",
+    device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Of ONNX files and torch modules.")] = "cpu",
+    seed: Annotated[int, typer.Option(min=0, help="Of the inputs and the order of the engines.")] = 0,
+    allow_noise: Annotated[
+        bool, typer.Option("--allow-noise", help="Give figures although the machine is not quiet.")
+    ] = False,
+    earlier: Annotated[
+        Path | None, typer.Option("--from", metavar="FOLDER", help="Analyse the samples of an earlier bench.")
+    ] = None,
+    folder: Annotated[
+        Path | None, typer.Option("--out", metavar="FOLDER", help="Where to write; by default HOME/bench/ID.")
+    ] = None,
+    home: Home = _HOME,
+    output: Format = "table",
+) -> None:
+    """Measure anything together: latency, throughput and ratios with their intervals."""
+    from pipelines import bench as benches
+    from pipelines import bench_tables, measurable
+
+    if earlier:
+        record, place = benches.again(earlier), earlier
+    elif arguments:
+        sizes, tensors = measurable.parse_sizes(dims or ()), measurable.parse_inputs(inputs or ())
+        hints = measurable.Hints(home, sizes=sizes, inputs=tensors, model=model, device=device)
+        wishes = benches.Wishes(
+            batches=measurable.parse_batches(batch) if batch else (),
+            scenarios=tuple(scenario or ()),
+            threads=threads,
+            rounds=rounds,
+            launches=launches,
+            requests=requests,
+            budget_s=budget_s,
+            reference=reference,
+            price_per_hour=price_per_hour,
+            seed=seed,
+            allow_noise=allow_noise,
+        )
+        found = measurable.measurables(arguments, hints)
+        record, place = benches.measure(home, found, wishes, command=sys.argv[1:], folder=folder)
+    else:
+        raise UsageError(
+            "nothing to measure", fix="name engines, or --from FOLDER; see hpml bench engines --help"
+        )
+    bench_tables.show(record, place, output)
+    benches.refuse_invalid(record)
+
+
+@bench.command()
+def machine(
+    home: Home = _HOME,
+    force: Annotated[bool, typer.Option("--force", help="Measure although it is known.")] = False,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with pictures.")
+    ] = None,
+    output: Format = "table",
+) -> None:
+    """Measure what this machine can do at most: its memory, its matrix products."""
+    from pipelines import bench_machine, console
+
+    with console.watcher() as watcher:
+        record = bench_machine.measure(home.resolve(), watcher, force=force)
+    _end_of_run(record, "hpml bench machine")
+    measured = bench_machine.found(home.resolve(), record)
+    bench_machine.show(measured, output)
+    if html:
+        bench_machine.write_page(measured, html)
+
+
+@app.command()
+def compare(
+    before: Annotated[str, typer.Argument(metavar="A", help="A run's id, or the folder of a bench.")],
+    after: Annotated[str, typer.Argument(metavar="B", help="What to compare with it.")],
+    home: Home = _HOME,
+    html: Annotated[
+        Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with pictures.")
+    ] = None,
+    output: Annotated[
+        Literal["table", "json", "markdown"], typer.Option("--output", "-o", help="What stdout gets.")
+    ] = "table",
+) -> None:
+    """Say what changed between two measurements: faster, slower or tied, with intervals."""
+    from pipelines import compare as comparison
+
+    found = comparison.compare(home, before, after)
+    if html:
+        comparison.write_page(found, html)
+    comparison.show(found, output)
 
 
 # ---------------------------------------------------------------------------------------- looking at a run
@@ -228,6 +372,23 @@ def report(
     record = run_record.load(home, run)
     if not results.show(home, record, output):
         raise UsageError(f"run {record.id} has no measurements", why=f"it is {record.status}")
+
+
+@app.command()
+def diagnose(
+    run: RunArgument = "latest",
+    variant: Annotated[
+        str, typer.Argument(metavar="[VARIANT]", help="An engine, such as int8/onnx; without it, all.")
+    ] = "",
+    home: Home = _HOME,
+    output: Format = "table",
+) -> None:
+    """Say why the engines of a run are not faster, and what to do about it."""
+    from pipelines import diagnose as diagnosis
+    from pipelines import run_record
+
+    record = run_record.load(home, run)
+    diagnosis.show(diagnosis.find(home, record), variant, output)
 
 
 @app.command()

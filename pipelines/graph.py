@@ -5,8 +5,10 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from components.benchmark import stage as benchmark
+from components.ceilings import stage as ceilings
 from components.compress import stage as compress
 from components.deploy import stage as deploy
+from components.diagnose import stage as diagnose
 from components.export import stage as export
 from components.prepare import stage as prepare
 from components.register import stage as register
@@ -36,7 +38,18 @@ def graph(step: Step[Handle], recipe: Recipe) -> None:
         for target in recipe.targets:  # Onnx(...), TensorRT(...)
             engines[f"{variant}/{target.label}"] = step(export.run, target, model=model, data=data)
     measured = step(benchmark.run, recipe.benchmark, engines=engines, data=data)  # interleaved, once
-    step(report.run, recipe.goals, measured=measured, engines=engines, models=models, data=data)
+    roofs = step(ceilings.run, recipe.ceilings)
+    why = step(diagnose.run, recipe.diagnose, engines=engines, measured=measured, ceilings=roofs, data=data)
+    step(
+        report.run,
+        recipe.goals,
+        measured=measured,
+        engines=engines,
+        models=models,
+        data=data,
+        ceilings=roofs,
+        diagnosis=why,
+    )
     chosen = step(select.run, recipe.goals, measured=measured, engines=engines)
     version = step(register.run, recipe.registry, engine=chosen, measured=measured)
     step(deploy.run, recipe.deploy, engine=chosen, version=version)

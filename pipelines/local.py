@@ -56,6 +56,7 @@ class Settings:
     home: the workspace. import_paths: folders of the user's own modules. max_parallel: steps at once, None
     for as many as there are CPUs. force: steps to run although they are cached. tracking_uri: where MLflow
     is; empty: the run is not tracked. registry_uri: where the model registry is, tracked or not.
+    becomes_latest: whether "latest" is this run from now on.
     """
 
     home: Path
@@ -64,6 +65,7 @@ class Settings:
     force: frozenset[str] = frozenset()
     tracking_uri: str = ""
     registry_uri: str = ""
+    becomes_latest: bool = True
 
 
 @dataclass
@@ -162,7 +164,8 @@ class LocalRun:
     def execute(self) -> RunRecord:
         """Run what is not in the store. A failed step blocks those that need it; the others go on."""
         (self._folder / "logs").mkdir(parents=True, exist_ok=True)
-        _point_latest(self._settings.home, self._record.id)
+        if self._settings.becomes_latest:
+            _point_latest(self._settings.home, self._record.id)
         self._save()
         with self._store.in_use(), self._signals():
             try:

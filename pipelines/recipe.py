@@ -12,9 +12,11 @@ import yaml
 from pydantic import BaseModel, Field, StringConstraints
 
 from components.benchmark.stage import BenchmarkConfig
+from components.ceilings.stage import CeilingsConfig
 from components.compress import AnyMethod
 from components.contract import Config, validate
 from components.deploy.stage import DeployConfig
+from components.diagnose.stage import DiagnoseConfig
 from components.errors import ConfigInvalid
 from components.goals import Goals
 from components.prepare.sources import AnySource
@@ -41,6 +43,8 @@ class Recipe(Config):
         min_length=1,
     )
     benchmark: BenchmarkConfig = BenchmarkConfig()
+    ceilings: CeilingsConfig = CeilingsConfig()
+    diagnose: DiagnoseConfig = DiagnoseConfig()
     goals: Goals = Goals()
     registry: RegisterConfig = RegisterConfig()
     deploy: DeployConfig = DeployConfig()

@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any
 
 import components
-from components.errors import StageFailed
+from components.errors import ExitCode, StageFailed
 
 REPLY_LIMIT_S = 900.0
 
@@ -75,7 +75,8 @@ class EngineProcess:
     def receive(self) -> dict[str, Any]:
         """The result of the request sent last.
 
-        Raises StageFailed that names the engine if it reports an error, dies, or does not answer in time.
+        Raises StageFailed that names the engine if it reports an error, dies, or does not answer in time;
+        with the exit code of what it reports (a server that went away is unavailable).
         """
         try:
             if not self._channel.poll(self._reply_limit_s):
@@ -84,7 +85,9 @@ class EngineProcess:
         except (EOFError, ConnectionResetError):
             raise self._failed(self._cause_of_death()) from None
         if "error" in reply:
-            raise self._failed(reply["error"])
+            failure = self._failed(reply["error"])
+            failure.exit_code = ExitCode(reply.get("exit_code", ExitCode.STAGE_FAILED))
+            raise failure
         result: dict[str, Any] = reply["result"]
         return result
 

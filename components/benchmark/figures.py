@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from components.artifacts import Artifact, DatasetSpec, EngineSpec
-from components.benchmark.statistics import (
-    interval,
-    quantiles,
-    rates,
-    round_weights,
-    samples_needed,
-    wilson,
-)
-from components.measurements import EngineFigures, Interval, Throughput
+from components.benchmark.statistics import quantile, rate, ratio_of_quantiles, samples_needed, wilson
+from components.measurements import EngineFigures, Interval, PairedAccuracy, Throughput
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -24,8 +17,6 @@ if TYPE_CHECKING:
     from components.benchmark.protocol import Latencies
 
 LEVELS = {"latency_ms_p50": 0.5, "latency_ms_p90": 0.9, "latency_ms_p99": 0.99}
-
-Draws = dict[str, dict[str, "NDArray[np.float64]"]]  # engine -> percentile -> bootstrap draws
 
 
 def best_fp32(engines: Mapping[str, Artifact[EngineSpec]], latencies: Latencies, *, reference: str) -> str:
@@ -46,29 +37,32 @@ def figures(
     latencies: Latencies,
     *,
     data: DatasetSpec,
+    paired: Mapping[str, PairedAccuracy],
     batch_sizes: tuple[int, ...],
     reference: str,
     fastest_fp32: str,
-    seed: int,
+    launches: Sequence[int] = (),
 ) -> dict[str, EngineFigures]:
-    """The figures of every engine, built or not."""
-    rounds = len(latencies[reference][1])
-    weights = round_weights(rounds, seed=seed)
-    draws: Draws = {
-        name: dict(zip(LEVELS, quantiles(of_batch[1], weights, tuple(LEVELS.values())), strict=True))
-        for name, of_batch in latencies.items()
-    }
+    """The figures of every engine, built or not. paired: of each measured engine but the reference.
+
+    launches: how many rounds each launch of the engines had, in order; see `statistics`.
+    """
+    timed = timings(
+        latencies,
+        batch_sizes=batch_sizes,
+        reference=reference,
+        fastest_fp32=fastest_fp32,
+        launches=launches,
+    )
     described = {}
     for name, engine in engines.items():
         spec = engine.spec
         measured: dict[str, Any] = {}
-        if name in latencies:
+        if name in timed:
             measured = {
                 "accuracy_top1": wilson(spec.accuracy_top1, data.splits["test"].rows),
-                **_percentiles(draws[name], latencies[name][1]),
-                "throughput": _throughput(latencies[name], batch_sizes, weights),
-                "speedup_vs_reference": _ratio(draws, reference, name, rounds),
-                "speedup_vs_best_fp32": _ratio(draws, fastest_fp32, name, rounds),
+                "paired": paired.get(name),
+                **timed[name],
             }
         described[name] = EngineFigures(
             status="measured" if measured else "not built",
@@ -84,7 +78,38 @@ def figures(
     return described
 
 
-def _percentiles(draws: dict[str, NDArray[np.float64]], latency_ms: NDArray[np.float64]) -> dict[str, Any]:
+def timings(
+    latencies: Latencies,
+    *,
+    batch_sizes: tuple[int, ...],
+    reference: str,
+    fastest_fp32: str,
+    launches: Sequence[int] = (),
+) -> dict[str, dict[str, Any]]:
+    """What the latencies alone say of each engine, as fields of `EngineFigures`.
+
+    fastest_fp32 is empty where there is none.
+    """
+    at_1 = {name: of_batch[1] for name, of_batch in latencies.items()}
+
+    def speedup(slower: str, faster: str) -> Interval:
+        return ratio_of_quantiles(at_1[slower], at_1[faster], LEVELS["latency_ms_p50"], launches)
+
+    return {
+        name: {
+            **_percentiles(at_1[name], launches),
+            "throughput": tuple(
+                Throughput(batch=batch, images_per_s=rate(batch, of_batch[batch] / 1e3, launches))
+                for batch in batch_sizes
+            ),
+            "speedup_vs_reference": speedup(reference, name),
+            "speedup_vs_best_fp32": speedup(fastest_fp32, name) if fastest_fp32 else None,
+        }
+        for name, of_batch in latencies.items()
+    }
+
+
+def _percentiles(latency_ms: NDArray[np.float64], launches: Sequence[int]) -> dict[str, Any]:
     """The percentiles that have enough samples, why the others are missing, and the spread of the rounds."""
     quoted: dict[str, Interval] = {}
     unquoted = {}
@@ -94,28 +119,9 @@ def _percentiles(draws: dict[str, NDArray[np.float64]], latency_ms: NDArray[np.f
         if latency_ms.size < needed:
             unquoted[figure] = f"{latency_ms.size} of {needed} samples"
             continue
-        found = interval(draws[figure], rounds=len(latency_ms))
-        low = max(low, found.low)  # p99 is no less than p90, so what bounds that from below bounds it too
+        found = quantile(latency_ms, level, launches)
+        low = max(low, found.low)  # p90 is no less than p50, so what bounds that from below bounds it too
         quoted[figure] = found.model_copy(update={"low": low})
     medians = np.median(latency_ms, axis=1)
     spread = float(np.ptp(medians) / np.median(latency_ms))
     return {**quoted, "samples": latency_ms.size, "unquoted": unquoted, "round_spread": spread}
-
-
-def _throughput(
-    of_batch: dict[int, NDArray[np.float64]], batch_sizes: tuple[int, ...], weights: NDArray[np.int64]
-) -> tuple[Throughput, ...]:
-    return tuple(
-        Throughput(
-            batch=batch,
-            images_per_s=interval(rates(batch, of_batch[batch] / 1e3, weights), rounds=weights.shape[1]),
-        )
-        for batch in batch_sizes
-    )
-
-
-def _ratio(draws: Draws, slower: str, faster: str, rounds: int) -> Interval | None:
-    """How many times faster at p50 `faster` is than `slower`; None without the latter."""
-    if slower not in draws:
-        return None
-    return interval(draws[slower]["latency_ms_p50"] / draws[faster]["latency_ms_p50"], rounds=rounds)

@@ -1,24 +1,26 @@
-"""The benchmark: start the engines, time them, compute the figures, write the samples."""
+"""The benchmark of a run: its engines as subjects, its test images as inputs, what was timed as figures."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from pathlib import Path
+from collections.abc import Mapping
 
 import numpy as np
 
 from components.artifacts import Artifact, DatasetSpec, EngineSpec
-from components.benchmark.engine_process import EngineProcess
-from components.benchmark.environment import Pressure, describe
+from components.benchmark.accuracy import paired_accuracies
+from components.benchmark.environment import describe
 from components.benchmark.figures import best_fp32, figures
-from components.benchmark.protocol import Latencies, batch_sizes, time_rounds, warm_up
+from components.benchmark.protocol import batch_sizes
+from components.benchmark.resources import resource_figures
 from components.benchmark.stage import BenchmarkConfig
+from components.benchmark.subjects import EngineSubject
+from components.benchmark.timed import Timed, time_subjects, write_samples
 from components.contract import Output, Result
 from components.errors import ConfigInvalid, StageFailed
-from components.measurements import Conditions, MeasurementsSpec
+from components.images import load_split, to_x_nchw
+from components.measurements import EngineFigures, MeasurementsSpec
 
-_POOL_IMAGES = 64  # distinct test images that the requests cycle through, more where a batch needs more
+_POOL_IMAGES = 64  # test images that the requests cycle through, more where a batch needs more
 
 Engines = Mapping[str, Artifact[EngineSpec]]
 
@@ -27,41 +29,49 @@ def measure(
     config: BenchmarkConfig, engines: Engines, data: Artifact[DatasetSpec], out: Output
 ) -> Result[MeasurementsSpec]:
     """Time all built engines and describe all; see `components.benchmark.stage.run`."""
-    _check_reference(config.reference, engines)
-    threads = config.threads or out.threads
+    built = _built(config.reference, engines)
     environment = describe()
-    with _started(engines, config, data, threads, out.scratch) as (processes, harness_us):
-        warm_up(processes, config)
-        before = Pressure.read()
-        latencies = time_rounds(processes, config, out)
-        after = Pressure.read()
-    _write_samples(out.path / "samples.npz", latencies)
-    fastest_fp32 = best_fp32(engines, latencies, reference=config.reference)
-    described = figures(
-        engines,
-        latencies,
-        data=data.spec,
-        batch_sizes=tuple(sorted(set(config.batch_sizes))),
-        reference=config.reference,
-        fastest_fp32=fastest_fp32,
-        seed=config.seed,
-    )
+    inputs = out.scratch / "inputs.npz"
+    np.savez(inputs, allow_pickle=False, x_nchw=_inputs(config, built, data))
+    subjects = {
+        name: EngineSubject(folder=engine.path.resolve(), golden_tolerance=config.golden_tolerance)
+        for name, engine in built.items()
+    }
+    timed = time_subjects(config, subjects, inputs, out)
+    write_samples(out.path / "samples.npz", timed)
+    fastest_fp32 = "" if timed.invalid else best_fp32(engines, timed.latencies, reference=config.reference)
     spec = MeasurementsSpec(
         reference=config.reference,
         best_fp32=fastest_fp32,
-        engines=described,
-        rounds=len(latencies[config.reference][1]),
+        engines={} if timed.invalid else _figures(config, engines, data, timed, fastest_fp32),
+        rounds=timed.rounds,
         requests_per_round=config.requests_per_round,
-        threads=threads,
+        threads=timed.threads,
+        rounds_of_launches=timed.rounds_of_launches,
         seed=config.seed,
         environment=environment,
-        harness_us_per_request=harness_us,
-        conditions=Conditions(cpu_pressure=after.share_since(before) if before and after else None),
+        harness_us_per_request=timed.harness_us_per_request,
+        conditions=timed.conditions,
+        invalid=timed.invalid,
     )
-    return Result(spec, metrics=_metrics(spec))
+    return Result(spec, metrics=_metrics(spec), rejected=_rejection(timed.invalid))
 
 
-def _check_reference(reference: str, engines: Engines) -> None:
+def _rejection(invalid: str) -> str:
+    """Why the gate refuses the measurement, and what to do."""
+    if not invalid:
+        return ""
+    return (
+        f"INVALID: {invalid}; stop what else runs here and run again, give the benchmark a larger "
+        "time_budget_s, or choose a quieter machine"
+    )
+
+
+def _built(reference: str, engines: Engines) -> dict[str, Artifact[EngineSpec]]:
+    """The engines that were built.
+
+    Raises ConfigInvalid or StageFailed if the reference is not among them.
+    """
     if reference not in engines:
         raise ConfigInvalid(
             f"benchmark.reference is {reference!r}",
@@ -71,48 +81,51 @@ def _check_reference(reference: str, engines: Engines) -> None:
     spec = engines[reference].spec
     if spec.status != "built":
         raise StageFailed(f"the reference engine {reference!r} was not built", why=spec.reason)
+    return {name: engine for name, engine in engines.items() if engine.spec.status == "built"}
 
 
-@contextmanager
-def _started(
-    engines: Engines, config: BenchmarkConfig, data: Artifact[DatasetSpec], threads: int, scratch: Path
-) -> Iterator[tuple[dict[str, EngineProcess], float]]:
-    """The processes of the built engines, loaded and checked, and what timing costs (us a request)."""
-    built = {name: engine for name, engine in engines.items() if engine.spec.status == "built"}
-    with ExitStack() as stack:
-        processes = {
-            name: stack.enter_context(EngineProcess(name, scratch / f"engine-{index}.log"))
-            for index, name in enumerate(built)
-        }
-        for name, process in processes.items():
-            process.send(
-                "load",
-                "loading",
-                folder=str(built[name].path.resolve()),
-                data=str(data.path.resolve()),
-                rows=_input_rows(config, data),
-                batch_sizes=batch_sizes(config),
-                threads=threads,
-                golden_tolerance=config.golden_tolerance,
-            )
-        loaded = [process.receive() for process in processes.values()]
-        yield processes, max(reply["harness_us_per_request"] for reply in loaded)
+def _inputs(config: BenchmarkConfig, built: Engines, data: Artifact[DatasetSpec]) -> np.ndarray:
+    """Test images that all engines get, float32 NCHW; repeated where a batch outnumbers them.
 
-
-def _input_rows(config: BenchmarkConfig, data: Artifact[DatasetSpec]) -> list[int]:
-    """Test rows that all engines get as inputs, in this order; repeated where a batch outnumbers them."""
+    Raises StageFailed if the engines do not take the same inputs: their figures could not be compared.
+    """
+    taken = {engine.spec.input for engine in built.values()}
+    if len(taken) > 1:
+        raise StageFailed(
+            "the engines do not take the same inputs",
+            why="; ".join(sorted(str(spec) for spec in taken)),
+            fix="benchmark engines of the same data and preprocessing together",
+        )
     rows = np.random.default_rng(config.seed).permutation(data.spec.splits["test"].rows)
-    wanted = max(max(batch_sizes(config)), min(_POOL_IMAGES, len(rows)))
-    return [int(row) for row in np.resize(rows, wanted)]
+    wanted = max(_POOL_IMAGES, *batch_sizes(config))
+    images_nhwc, _ = load_split(data, "test")
+    return to_x_nchw(images_nhwc[np.resize(rows, wanted)], taken.pop())
 
 
-def _write_samples(path: Path, latencies: Latencies) -> None:
-    arrays = {
-        f"{name}@{batch}": latency_ms
-        for name, of_batch in latencies.items()
-        for batch, latency_ms in of_batch.items()
-    }
-    np.savez(path, allow_pickle=False, **arrays)
+def _figures(
+    config: BenchmarkConfig, engines: Engines, data: Artifact[DatasetSpec], timed: Timed, fastest_fp32: str
+) -> dict[str, EngineFigures]:
+    described = figures(
+        engines,
+        timed.latencies,
+        data=data.spec,
+        paired=paired_accuracies(engines, data, reference=config.reference),
+        batch_sizes=tuple(sorted(set(config.batch_sizes))),
+        reference=config.reference,
+        fastest_fp32=fastest_fp32,
+        launches=timed.rounds_of_launches,
+    )
+    for name, launches in timed.launches.items():
+        resources = resource_figures(
+            launches, timed.energy.get(name), described[name].throughput, config.price_per_hour
+        )
+        more = {
+            "resources": resources,
+            "scenarios": timed.scenarios.get(name, ()),
+            "concurrency": timed.concurrency.get(name, ()),
+        }
+        described[name] = described[name].model_copy(update=more)
+    return described
 
 
 def _metrics(spec: MeasurementsSpec) -> dict[str, float]:

@@ -1,7 +1,9 @@
 """In which order what is timed. In each round every engine is timed once, in a new random order.
 
 So that a disturbance, or the machine's clock, meets all engines alike, and figures of one round can be
-compared. One engine works at a time; the processes of the others sleep.
+compared. One engine works at a time; the processes of the others sleep. The rounds are spread over several
+launches of all engines: where a process happens to get its memory decides a few percent of its speed, and
+only fresh processes average that out (Kalibera and Jones 2013, "Rigorous benchmarking in reasonable time").
 """
 
 from __future__ import annotations
@@ -9,22 +11,148 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Iterator, Mapping
-from typing import TYPE_CHECKING
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from components.benchmark import gpu
+from components.benchmark.engine_process import EngineProcess
 from components.benchmark.stage import BenchmarkConfig
+from components.benchmark.subjects import Subject
+from components.benchmark.watch import Slice, Watch
 from components.contract import Output
+from components.errors import GateFailed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from components.benchmark.engine_process import EngineProcess
-
 MIN_ROUNDS = 5
+_WARM_UP_S = 0.5  # at most, for each engine and batch size
+_MIN_REQUESTS = 3  # in a slice at batch 1, however slow the engine is
+_SHARE_OF_BUDGET = 0.5  # of the time budget that the requests of a quiet run may fill
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0  # before a disturbed slice is tried again
 
 # engine -> batch size -> milliseconds, float64 (rounds, requests)
 Latencies = dict[str, dict[int, "NDArray[np.float64]"]]
+
+
+class Disturbed(GateFailed):
+    """The machine was not quiet for long enough inside the time budget."""
+
+
+@dataclass
+class Launches:
+    """What the launches of one engine told. One entry a launch, milliseconds."""
+
+    cold_start_ms: list[float] = field(default_factory=list)
+    load_ms: list[float] = field(default_factory=list)
+    peak_rss_bytes: int = 0
+    device_memory_bytes: int | None = None
+    harness_us_per_request: float = 0.0
+    device: str = "cpu"
+    requests: dict[int, int] = field(default_factory=dict)  # batch -> requests in a slice
+
+
+class Bench:
+    """The processes of all engines, and the watch over them. Processes live inside `launched`."""
+
+    def __init__(
+        self, subjects: Mapping[str, Subject], inputs: Path, config: BenchmarkConfig, out: Output
+    ) -> None:
+        self.config, self.names = config, list(subjects)
+        self.threads = config.threads or out.threads
+        self.watch = Watch(config.quiet)
+        self.launches = {name: Launches() for name in subjects}
+        self.deadline_s = time.monotonic() + config.time_budget_s
+        self._subjects, self._inputs, self._scratch = subjects, inputs, out.scratch
+        self._processes: dict[str, EngineProcess] = {}
+
+    @contextmanager
+    def launched(self) -> Iterator[None]:
+        """Start a fresh process for every engine, one after the other, and end them on the way out."""
+        with ExitStack() as stack:
+            for index, (name, subject) in enumerate(self._subjects.items()):
+                self._launch(stack, name, subject, self._scratch / f"engine-{index}.log")
+            try:
+                yield
+                for name, process in self._processes.items():
+                    launches = self.launches[name]
+                    peak = process.ask("memory", "telling its memory")["peak_rss_bytes"]
+                    launches.peak_rss_bytes = max(launches.peak_rss_bytes, peak)
+                    if launches.device == "cuda":
+                        launches.device_memory_bytes = gpu.memory_bytes(process.pid)
+            finally:
+                self._processes = {}
+
+    def _launch(self, stack: ExitStack, name: str, subject: Subject, log: Path) -> None:
+        """A cold start counts only if the machine was quiet meanwhile; the process is kept either way."""
+        begun_ns = time.perf_counter_ns()
+        process = stack.enter_context(EngineProcess(name, log))
+        before = self.watch.snapshot(process.pid)
+        loaded = process.ask(
+            "load",
+            "loading",
+            subject=subject.model_dump(mode="json"),
+            inputs=str(self._inputs),
+            batch_sizes=batch_sizes(self.config),
+            threads=self.threads,
+        )
+        seen = self.watch.between(before, self.watch.snapshot(process.pid))
+        launches = self.launches[name]
+        launches.harness_us_per_request = max(
+            launches.harness_us_per_request, loaded["harness_us_per_request"]
+        )
+        launches.device = loaded["device"]
+        if not (self.config.quiet.enforce and self.watch.disturbances(seen)):
+            launches.cold_start_ms.append((loaded["answered_ns"] - begun_ns) / 1e6)
+            launches.load_ms.append(loaded["load_ms"])
+        self._processes[name] = process
+        for batch in batch_sizes(self.config):
+            warm = process.ask(
+                "warm_up",
+                f"warming up at batch {batch}",
+                batch=batch,
+                requests=self.config.warmup_requests,
+                seconds=_WARM_UP_S,
+            )
+            launches.requests.setdefault(batch, self._requests(batch, warm["latency_ms"] / 1e3))
+
+    def _requests(self, batch: int, latency_s: float) -> int:
+        """How many requests an engine that takes `latency_s` gets in a slice at `batch`.
+
+        What the config asks for, fewer where all engines would not get through their rounds in time.
+        """
+        config = self.config
+        wanted = config.requests_per_round if batch == 1 else math.ceil(config.images_per_round / batch)
+        slices = config.rounds * len(self.names) * len(batch_sizes(config))
+        affordable = int(_SHARE_OF_BUDGET * config.time_budget_s / slices / latency_s)
+        return max(1, min(wanted, max(affordable, _MIN_REQUESTS if batch == 1 else 1)))
+
+    def take(self, name: str, do: str, doing: str, **arguments: Any) -> tuple[dict[str, Any], Slice]:
+        """Ask an engine to `do` something that is timed, and again until nothing disturbed it.
+
+        Raises Disturbed when the time budget is over before that.
+        """
+        pause_s = _FIRST_PAUSE_S
+        process = self._processes[name]
+        while True:
+            before = self.watch.snapshot(process.pid)
+            reply = process.ask(do, doing, **arguments)
+            seen = self.watch.between(before, self.watch.snapshot(process.pid))
+            self.watch.slices += 1
+            causes = self.watch.disturbances(seen)
+            if not causes:
+                return reply, seen
+            self.watch.drop(causes)
+            if not self.config.quiet.enforce:
+                return reply, seen
+            if time.monotonic() + pause_s > self.deadline_s:
+                raise Disturbed(f"the machine was disturbed while {name} was timed")
+            time.sleep(pause_s)
+            pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 
 
 def batch_sizes(config: BenchmarkConfig) -> list[int]:
@@ -32,48 +160,107 @@ def batch_sizes(config: BenchmarkConfig) -> list[int]:
     return sorted({1, *config.batch_sizes})
 
 
-def requests_in_a_round(config: BenchmarkConfig, batch: int) -> int:
-    """How many requests of one engine are timed at `batch` in a round."""
-    return config.requests_per_round if batch == 1 else math.ceil(config.images_per_round / batch)
+def time_rounds(bench: Bench, out: Output) -> Timing:
+    """Time all engines over all rounds, or over as many as the time budget allows.
+
+    Raises Disturbed if fewer than 5 rounds were left undisturbed.
+    """
+    config = bench.config
+    timing = Timing(bench)
+    orders = round_orders(bench.names, seed=config.seed)
+    rounds_a_launch = math.ceil(config.rounds / config.launches)
+    while timing.complete < config.rounds and not timing.may_end:
+        with bench.launched(), suppress(Disturbed):
+            timing.begin_launch()
+            for _ in range(min(rounds_a_launch, config.rounds - timing.complete)):
+                if timing.may_end:
+                    break
+                timing.add_round(next(orders))
+                out.progress(timing.complete, config.rounds, "rounds")
+        timing.drop_slow_rounds()
+        if timing.complete < MIN_ROUNDS and time.monotonic() > bench.deadline_s:
+            raise Disturbed(f"only {timing.complete} rounds were left undisturbed, {MIN_ROUNDS} are needed")
+    return timing
 
 
-def warm_up(engines: Mapping[str, EngineProcess], config: BenchmarkConfig) -> None:
-    """Run each engine at each batch size, untimed, one engine after the other."""
-    for engine in engines.values():
-        for batch in batch_sizes(config):
-            engine.ask("time", f"warming up at batch {batch}", batch=batch, requests=config.warmup_requests)
+class Timing:
+    """The slices of all engines, by launch and round. A round counts when all engines have their slice."""
+
+    def __init__(self, bench: Bench) -> None:
+        self._bench = bench
+        self._launches: list[list[dict[str, tuple[dict[str, Any], Slice]]]] = []
+
+    @property
+    def rounds_of_launches(self) -> tuple[int, ...]:
+        """How many rounds each launch has, those without any left out."""
+        return tuple(len(rounds) for rounds in self._launches if rounds)
+
+    @property
+    def complete(self) -> int:
+        """How many rounds are complete."""
+        return sum(self.rounds_of_launches)
+
+    @property
+    def may_end(self) -> bool:
+        """Whether the time budget is over and there are rounds enough."""
+        return self.complete >= MIN_ROUNDS and time.monotonic() > self._bench.deadline_s
+
+    def begin_launch(self) -> None:
+        """The rounds to come are of new processes."""
+        self._launches.append([])
+
+    def add_round(self, order: list[str]) -> None:
+        """Time each engine once, in this order. A round that is not finished is no round."""
+        self._launches[-1].append({name: self._time(name) for name in order})
+
+    def drop_slow_rounds(self) -> None:
+        """The best probe may come late: drop rounds that it shows to have been disturbed."""
+        if self._bench.config.quiet.enforce:
+            self._launches = [[one for one in rounds if self._is_quiet(one)] for rounds in self._launches]
+
+    def _is_quiet(self, of_round: dict[str, tuple[dict[str, Any], Slice]]) -> bool:
+        watch = self._bench.watch
+        causes = [watch.disturbances(seen) for _, seen in of_round.values()]
+        for found in filter(None, causes):
+            watch.drop(found)
+        return not any(causes)
+
+    @property
+    def _rounds(self) -> list[dict[str, tuple[dict[str, Any], Slice]]]:
+        return [one for rounds in self._launches for one in rounds]
+
+    def latencies(self) -> Latencies:
+        """Milliseconds of all requests of the complete rounds."""
+        return self._collect("latency_ns", 1e-6)
+
+    def device_latencies(self) -> Latencies:
+        """Milliseconds on the GPU, of the engines that ran there on a stream that we know."""
+        return {name: of_batch for name, of_batch in self._collect("device_ms", 1.0).items() if of_batch}
+
+    def probe_spread(self) -> float:
+        """How much longer the probe took beside the worst of the slices that count than at its best."""
+        slices = [seen for of_round in self._rounds for _, seen in of_round.values()]
+        return max((self._bench.watch.slowdown(seen) for seen in slices), default=0.0)
+
+    def _time(self, name: str) -> tuple[dict[str, Any], Slice]:
+        plan = sorted(self._bench.launches[name].requests.items())
+        return self._bench.take(name, "time", "being timed", plan=plan)
+
+    def _collect(self, key: str, scale: float) -> Latencies:
+        collected: Latencies = {}
+        for name in self._bench.names:
+            batches = sorted(self._bench.launches[name].requests)
+            replies = [of_round[name][0][key] for of_round in self._rounds]
+            collected[name] = {
+                batch: np.asarray([reply[index] for reply in replies]) * scale
+                for index, batch in enumerate(batches)
+                if all(reply for reply in replies)
+            }
+        return collected
 
 
-def time_rounds(engines: Mapping[str, EngineProcess], config: BenchmarkConfig, out: Output) -> Latencies:
-    """Time all engines over all rounds, or over as many as the time budget allows, 5 at least."""
-    timed: dict[str, dict[int, list[list[int]]]] = {
-        name: {batch: [] for batch in batch_sizes(config)} for name in engines
-    }
-    orders = round_orders(list(engines), config.rounds, seed=config.seed)
-    deadline_s = time.monotonic() + config.time_budget_s
-    for index, order in enumerate(orders):
-        if index >= MIN_ROUNDS and time.monotonic() > deadline_s:
-            break
-        for name in order:
-            for batch in batch_sizes(config):
-                timed[name][batch].append(_time_slice(engines[name], batch, config))
-        out.progress(index + 1, config.rounds, "rounds")
-    return {
-        name: {batch: np.asarray(latency_ns) / 1e6 for batch, latency_ns in of_batch.items()}
-        for name, of_batch in timed.items()
-    }
-
-
-def round_orders(names: list[str], rounds: int, *, seed: int) -> Iterator[list[str]]:
-    """The order of `names` in each round: a random permutation, the same whenever the seed is."""
+def round_orders(names: list[str], *, seed: int) -> Iterator[list[str]]:
+    """The order of `names` in each round, without end: random permutations, the same whenever the seed is."""
     rng = np.random.default_rng(seed)
-    for _ in range(rounds):
+    while True:
         yield [names[index] for index in rng.permutation(len(names))]
-
-
-def _time_slice(engine: EngineProcess, batch: int, config: BenchmarkConfig) -> list[int]:
-    """One engine's requests of one round at one batch size, in nanoseconds."""
-    requests = requests_in_a_round(config, batch)
-    reply = engine.ask("time", f"being timed at batch {batch}", batch=batch, requests=requests)
-    latency_ns: list[int] = reply["latency_ns"]
-    return latency_ns

@@ -1,12 +1,21 @@
-"""Figures with intervals. Requests of a round share its disturbances, so rounds, not requests, are resampled.
+"""Figures with 95 % intervals, from samples (rounds, requests).
 
-Every bootstrap draw is a row of weights: how often each round was drawn. Row 0 has weight 1 everywhere and
-gives the point estimate. Figures of two engines taken with the same weights are paired: what slowed a whole
-round cancels in their ratio.
+Requests of a round share its disturbances, so the uncertainty of a figure is read from how its rounds differ,
+not from the number of requests. Rounds of one launch of an engine share what its process happened to get, so
+where there were at least 5 launches these are compared instead; `launches` says how many rounds each had, in
+order, and is empty where there was one. What a round or launch does to a figure is its influence: how far it
+alone moves the figure. Three things follow:
+
+* A ratio of two engines is paired: its influences are differences, round by round, and what slowed a whole
+  round of both cancels.
+* A figure is the mean over the run, so a straight line in the influences is no noise and is taken out of them
+  (for one degree of freedom); a drift is told by `components.benchmark.drift`, not by wider intervals.
+* Few rounds or launches know little about their own spread, which Student's t allows for.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from statistics import NormalDist
 from typing import TYPE_CHECKING
 
@@ -17,9 +26,9 @@ from components.measurements import Interval
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-DRAWS = 2000
 CONFIDENCE = 0.95
-_CELLS_AT_ONCE = 4_000_000  # of draws x samples held in memory
+_LEAST_LAUNCHES = 5  # fewer say too little about how they differ
+_RARE = 0.9  # beyond this level so few requests of a round lie that they hardly show how rounds differ
 
 
 def samples_needed(level: float, *, confidence: float = 0.99) -> int:
@@ -35,49 +44,48 @@ def samples_needed(level: float, *, confidence: float = 0.99) -> int:
     return n
 
 
-def round_weights(rounds: int, *, seed: int, draws: int = DRAWS) -> NDArray[np.int64]:
-    """Weights (1 + draws, rounds): row 0 is all ones, every other row counts `rounds` draws of a round."""
-    drawn = np.random.default_rng(seed).multinomial(rounds, np.full(rounds, 1 / rounds), size=draws)
-    return np.concatenate([np.ones((1, rounds), np.int64), drawn])
+def quantile(samples: NDArray[np.float64], level: float, launches: Sequence[int] = ()) -> Interval:
+    """The nearest-rank quantile `level` of all `samples` (at least 5 rounds, requests) with its interval.
 
-
-def quantiles(
-    samples: NDArray[np.float64], weights: NDArray[np.int64], levels: tuple[float, ...]
-) -> NDArray[np.float64]:
-    """Nearest-rank quantiles (levels, draws) of `samples` (rounds, requests) pooled under `weights`."""
-    rounds, requests = samples.shape
-    order = np.argsort(samples, axis=None, kind="stable")
-    ordered, round_of = samples.ravel()[order], order // requests
-    ranks = np.ceil(np.asarray(levels) * rounds * requests).astype(np.int64)
-    found = np.empty((len(levels), len(weights)))
-    step = max(1, _CELLS_AT_ONCE // samples.size)
-    for start in range(0, len(weights), step):
-        cumulative = weights[start : start + step, round_of].cumsum(axis=1)
-        for index, rank in enumerate(ranks):
-            found[index, start : start + step] = ordered[(cumulative >= rank).argmax(axis=1)]
-    return found
-
-
-def rates(
-    amount_per_request: float, seconds: NDArray[np.float64], weights: NDArray[np.int64]
-) -> NDArray[np.float64]:
-    """Amount per second (draws,) of requests that took `seconds` (rounds, requests), under `weights`."""
-    total_s: NDArray[np.float64] = weights @ seconds.sum(axis=1)
-    return amount_per_request * seconds.size / total_s
-
-
-def interval(draws: NDArray[np.float64], *, rounds: int) -> Interval:
-    """The point estimate `draws[0]` of a positive figure with its 95 % interval from the other draws.
-
-    The bootstrap's standard error with Student's t over the rounds, on the logarithm: with 5 rounds as with
-    50 it holds the truth about 95 times in 100, where percentiles of so few rounds' draws fall to 88 (Davison
-    and Hinkley 1997, "Bootstrap Methods and their Application", chapters 2.4 and 5.2). `rounds - 1` corrects
-    the bootstrap's variance; on the logarithm the interval of 1 / ratio is that of the ratio turned over.
+    Woodruff's interval (1952, JASA 47:635-646) for samples in clusters: an interval of the share that lies
+    beyond the estimate, carried back through the sample's own quantiles. It needs no density, is as skewed as
+    the tail is, and spans a gap between two modes. The share's interval is Wilson's, with the sample's size
+    divided by the design effect and z replaced by t (Franco et al. 2019, J. Surv. Stat. Methodol. 7:334-364).
+    Requests are whole, so it is corrected for continuity (Newcombe 1998, Statist. Med. 17:857-872, method 4).
     """
-    error = np.log(draws[1:]).std() * np.sqrt(rounds / (rounds - 1))
-    factor = float(np.exp(error * student_t(0.5 + CONFIDENCE / 2, rounds - 1)))
-    value = float(draws[0])
-    return Interval(value=value, low=value / factor, high=value * factor)
+    ordered = np.sort(samples, axis=None)
+    value = _nearest_rank(ordered, level)
+    t = student_t(0.5 + CONFIDENCE / 2, _degrees(len(samples), launches))
+    effective = ordered.size / max(_design_effect(samples, ordered, level, launches), 1e-9)
+    beyond = _score_interval(1 - level, effective, t, corrected=True)
+    low, high = (_interpolated(ordered, 1 - share) for share in (beyond.high, beyond.low))
+    return Interval(value=value, low=min(low, value), high=max(high, value))
+
+
+def ratio_of_quantiles(
+    numerator: NDArray[np.float64],
+    denominator: NDArray[np.float64],
+    level: float,
+    launches: Sequence[int] = (),
+) -> Interval:
+    """`quantile(numerator)` over `quantile(denominator)`; round i of both met the same disturbances.
+
+    Both (rounds, requests) with as many rounds. The interval is Woodruff's in its linear form (Francisco and
+    Fuller 1991, Ann. Statist. 19:454-469), on the logarithm, so that of 1 / ratio is it turned over.
+    """
+    value = quantile(numerator, level).value / quantile(denominator, level).value
+    return _around(value, _log_influences(numerator, level) - _log_influences(denominator, level), launches)
+
+
+def rate(amount_per_request: float, seconds: NDArray[np.float64], launches: Sequence[int] = ()) -> Interval:
+    """Amount per second of all requests, one after the other, that took `seconds` (rounds, requests)."""
+    influences = seconds.mean(axis=1) / seconds.mean() - 1
+    return _around(amount_per_request / float(seconds.mean()), influences, launches)
+
+
+def wilson(share: float, trials: int) -> Interval:
+    """`share` of `trials` with the 95 % score interval of Wilson (1927, JASA 22:209-212)."""
+    return _score_interval(share, trials, NormalDist().inv_cdf(0.5 + CONFIDENCE / 2))
 
 
 def student_t(level: float, degrees: int) -> float:
@@ -91,11 +99,100 @@ def student_t(level: float, degrees: int) -> float:
     )
 
 
-def wilson(share: float, trials: int) -> Interval:
-    """`share` of `trials` with the 95 % score interval of Wilson (1927, JASA 22:209-212)."""
-    z = NormalDist().inv_cdf(0.5 + CONFIDENCE / 2)
-    centre = (share + z**2 / (2 * trials)) / (1 + z**2 / trials)
-    half = z / (1 + z**2 / trials) * np.sqrt(share * (1 - share) / trials + z**2 / (4 * trials**2))
-    return Interval(
-        value=share, low=max(0.0, min(centre - half, share)), high=min(1.0, max(centre + half, share))
-    )
+# ------------------------------------------------------------------------------------- how the rounds differ
+
+
+def _compared(rounds: int, launches: Sequence[int]) -> NDArray[np.int64]:
+    """How many rounds each of the things has that are compared: the launches, or each round for itself."""
+    return np.array(launches if len(launches) >= _LEAST_LAUNCHES else [1] * rounds)
+
+
+def _degrees(rounds: int, launches: Sequence[int]) -> int:
+    """Degrees of freedom that are left of what is compared without its mean and its straight line."""
+    return len(_compared(rounds, launches)) - 2
+
+
+def _variance_of_mean(influences: NDArray[np.float64], launches: Sequence[int]) -> float:
+    """The variance of the mean of `influences` (rounds,), their straight line over the run taken out."""
+    sizes = _compared(len(influences), launches)
+    weights = sizes / sizes.sum()
+    means = np.add.reduceat(influences, np.cumsum(sizes) - sizes) / sizes
+    time = np.arange(len(sizes)) - weights @ np.arange(len(sizes))
+    centred = means - weights @ means
+    residuals = centred - time * ((weights * time) @ centred) / ((weights * time) @ time)
+    return float(((weights * residuals) ** 2).sum()) * len(sizes) / _degrees(len(influences), launches)
+
+
+def _around(value: float, log_influences: NDArray[np.float64], launches: Sequence[int]) -> Interval:
+    """A positive figure with its interval, symmetric on the logarithm."""
+    t = student_t(0.5 + CONFIDENCE / 2, _degrees(len(log_influences), launches))
+    factor = float(np.exp(t * np.sqrt(_variance_of_mean(log_influences, launches))))
+    return Interval(value=value, low=value / factor, high=value * factor)
+
+
+def _design_effect(
+    samples: NDArray[np.float64], ordered: NDArray[np.float64], level: float, launches: Sequence[int]
+) -> float:
+    """How many times more the share beyond the quantile `level` varies than if requests were independent.
+
+    At p99 half a request of 50 lies beyond: its own design effect is so uncertain, and so small when the
+    share happens to be small, that intervals would miss one time in ten. There a quarter of it is that at
+    p90: surveys pool the design effects of rare items, too (Wolter 2007, "Introduction to Variance
+    Estimation", chapter 7).
+    """
+
+    def effect(at: float) -> float:
+        shares = _shares_beyond(samples, _nearest_rank(ordered, at))
+        return _variance_of_mean(shares, launches) * samples.size / (at * (1 - at))
+
+    return 0.75 * effect(level) + 0.25 * effect(_RARE) if level > _RARE else effect(level)
+
+
+def _shares_beyond(samples: NDArray[np.float64], value: float) -> NDArray[np.float64]:
+    """The share of each round's requests that is larger than `value`."""
+    shares: NDArray[np.float64] = (samples > value).mean(axis=1)
+    return shares
+
+
+def _log_influences(samples: NDArray[np.float64], level: float) -> NDArray[np.float64]:
+    """How far each round alone moves the logarithm of the quantile `level`, (rounds,).
+
+    More requests beyond it than there should be move it up, by the slope of the sample's quantiles there.
+    """
+    ordered = np.sort(samples, axis=None)
+    reach = _bandwidth(level, ordered.size)
+    below, above = max(level - reach, 0.0), min(level + reach, 1.0)
+    rise = np.log(_interpolated(ordered, above) / _interpolated(ordered, below))
+    shares = _shares_beyond(samples, _nearest_rank(ordered, level))
+    influences: NDArray[np.float64] = rise / (above - below) * (shares - shares.mean())
+    return influences
+
+
+def _bandwidth(level: float, samples: int) -> float:
+    """How far to both sides of `level` the slope of quantiles is taken (Hall, Sheather 1988, JRSS B 50)."""
+    normal = NormalDist()
+    z = normal.inv_cdf(level)
+    peak = 1.5 * normal.pdf(z) ** 2 / (2 * z**2 + 1)
+    return float((normal.inv_cdf(0.5 + CONFIDENCE / 2) ** 2 * peak / samples) ** (1 / 3))
+
+
+def _score_interval(share: float, trials: float, z: float, *, corrected: bool = False) -> Interval:
+    """Wilson's interval. corrected: for continuity, by half a trial."""
+    step = 0.5 / trials if corrected else 0.0
+    low = _score_end(max(share - step, 0.0), trials, -z)
+    high = _score_end(min(share + step, 1.0), trials, z)
+    return Interval(value=share, low=max(0.0, min(low, share)), high=min(1.0, max(high, share)))
+
+
+def _score_end(share: float, trials: float, z: float) -> float:
+    error = float(np.sqrt(share * (1 - share) / trials + z**2 / (4 * trials**2)))
+    return (share + z**2 / (2 * trials) + z * error) / (1 + z**2 / trials)
+
+
+def _nearest_rank(ordered: NDArray[np.float64], level: float) -> float:
+    return float(ordered[int(np.ceil(level * ordered.size)) - 1])
+
+
+def _interpolated(ordered: NDArray[np.float64], level: float) -> float:
+    """The quantile `level` between the two nearest samples; within the sample's range."""
+    return float(np.interp(level * ordered.size - 0.5, np.arange(ordered.size), ordered))

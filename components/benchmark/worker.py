@@ -9,66 +9,160 @@ from __future__ import annotations
 import gc
 import itertools
 import json
+import resource
 import signal
 import sys
 import time
 from array import array
-from collections.abc import Callable, Iterator, MutableSequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence
+from concurrent.futures import ThreadPoolExecutor
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import TypeAdapter
 
-from components.artifacts import EngineSpec, open_artifact
-from components.contract import validate
-from components.errors import HpmlError, StageFailed
-from components.images import load_split, to_x_nchw
+from components.benchmark.subjects import AnySubject, Opened
+from components.errors import HpmlError
 from components.process import die_with_parent
-from components.targets import AnyTarget
 
 _SETTLING_NS = 20_000_000  # an engine of 20 us reaches its speed after some 20 requests, a slow one at once
 _NO_OP_REQUESTS = 1000
+_MOST_CLIENTS = 256
 
-Batch = NDArray[np.float32]  # (batch, channels, height, width)
-Predict = Callable[[Batch], Any]
+Predict = Callable[[Any], Any]
 
 
 class Engine:
-    """A loaded engine and its inputs. Its public methods are the requests that a worker answers."""
+    """An opened subject and its requests. Its public methods are what a worker can be asked."""
 
     def load(
-        self,
-        folder: str,
-        data: str,
-        rows: list[int],
-        batch_sizes: list[int],
-        threads: int,
-        golden_tolerance: float,
-    ) -> dict[str, float]:
-        """Load the engine in `folder`, check it against its golden samples, prepare test rows as inputs.
+        self, subject: dict[str, Any], inputs: str, batch_sizes: list[int], threads: int
+    ) -> dict[str, Any]:
+        """Open `subject`, take its first answer, check it, and prepare requests of the arrays in `inputs`.
 
-        Raises StageFailed if the golden logits are not reproduced.
+        inputs: an .npz file, one array (rows, ...) an input. Answers the milliseconds that opening took, and
+        when the first answer was there, in nanoseconds of the machine's monotonic clock.
+        Raises StageFailed if the subject cannot be opened or answers wrongly.
         """
-        artifact = open_artifact(Path(folder), kind="engine", verify=False)  # verified by the stage
-        spec: EngineSpec = artifact.spec
-        target: AnyTarget = validate(AnyTarget, spec.target, where="the target of the engine")
-        self._predict: Predict = target.load(artifact.path, spec, threads=threads).predict
-        golden_error = _check_golden(self._predict, artifact.path, golden_tolerance)
-        images_nhwc, _ = load_split(open_artifact(Path(data), kind="dataset", verify=False), "test")
-        x_nchw = to_x_nchw(images_nhwc[rows], spec.input)
-        self._inputs = {batch: itertools.cycle(_windows(x_nchw, batch)) for batch in batch_sizes}
-        return {"golden_error": golden_error, "harness_us_per_request": _harness_us(self._inputs[1])}
+        chosen: AnySubject = TypeAdapter(AnySubject).validate_python(subject)
+        with np.load(inputs, allow_pickle=False) as file:
+            arrays = {name: np.ascontiguousarray(file[name]) for name in file.files}
+        begun_ns = time.perf_counter_ns()
+        opened = chosen.open(threads=threads)
+        loaded_ns = time.perf_counter_ns()
+        opened.predict(_requests(opened, arrays, 1)[0])
+        answered_ns = time.perf_counter_ns()
+        chosen.check(opened)
+        self._predict: Predict = opened.predict
+        self._stream = opened.stream
+        self._thread_safe = opened.thread_safe
+        self._clients = ThreadPoolExecutor(_MOST_CLIENTS)  # starts threads when they are first needed
+        self._inputs = _Inputs(opened, arrays, batch_sizes)
+        return {
+            "load_ms": (loaded_ns - begun_ns) / 1e6,
+            "answered_ns": answered_ns,
+            "harness_us_per_request": _harness_us(self._inputs[batch_sizes[0]]),
+            "device": opened.device,
+        }
 
-    def time(self, batch: int, requests: int) -> dict[str, list[int]]:
-        """Latencies in nanoseconds of `requests` predictions at `batch`."""
+    def warm_up(self, batch: int, requests: int, seconds: float) -> dict[str, Any]:
+        """Predict `requests` times or for so many seconds; answers the milliseconds that one takes then."""
+        until_s = time.perf_counter() + seconds
+        latencies_ms = []
+        for x in itertools.islice(self._inputs[batch], requests):
+            begun_s = time.perf_counter()
+            self._predict(x)
+            finished_s = time.perf_counter()
+            latencies_ms.append((finished_s - begun_s) * 1e3)
+            if finished_s > until_s:
+                break
+        return {"latency_ms": float(np.median(latencies_ms[len(latencies_ms) // 2 :]))}
+
+    def time(self, plan: list[tuple[int, int]]) -> dict[str, Any]:
+        """Latencies in nanoseconds of a slice: for each (batch, requests) so many predictions at that batch.
+
+        On a GPU also the milliseconds between two events on the engine's stream, around each prediction.
+        """
+        latency_ns, device_ms = [], []
+        for batch, requests in plan:
+            started_ns, finished_ns = time_requests(self._predict, self._inputs[batch], requests)
+            latency_ns.append((finished_ns - started_ns).tolist())
+            if self._stream is not None:
+                device_ms.append(_device_ms(self._predict, self._inputs[batch], requests, self._stream))
+        return {"latency_ns": latency_ns, "device_ms": device_ms}
+
+    def run_for(self, batch: int, seconds: float) -> dict[str, Any]:
+        """Predict for so many seconds, untimed; answers how many requests that were."""
+        until_s = time.perf_counter() + seconds
+        for count, x in enumerate(self._inputs[batch], 1):
+            self._predict(x)
+            if time.perf_counter() > until_s:
+                return {"requests": count}
+        raise AssertionError("the inputs are endless")
+
+    def one_by_one(self, batch: int, requests: int) -> dict[str, Any]:
+        """Latencies in nanoseconds of so many predictions at `batch`, and the seconds of all together."""
         started_ns, finished_ns = time_requests(self._predict, self._inputs[batch], requests)
-        return {"latency_ns": (finished_ns - started_ns).tolist()}
+        return {
+            "latency_ns": (finished_ns - started_ns).tolist(),
+            "seconds": float(finished_ns[-1] - started_ns[0]) / 1e9,
+        }
+
+    def by_arrival(
+        self, requests_per_s: float, requests: int, bound_ms: float, allowed: int, seed: int
+    ) -> dict[str, Any]:
+        """Poisson arrivals; see `components.benchmark.scenarios.workload`."""
+        from components.benchmark.scenarios import workload
+
+        return workload.by_arrival(
+            self._predict,
+            list(itertools.islice(self._inputs[1], requests)),
+            workload.poisson_ns(requests, requests_per_s, seed=seed),
+            bound_ns=round(bound_ms * 1e6),
+            allowed=allowed,
+        )
+
+    def closed_loop(self, clients: int, requests: int) -> dict[str, Any]:
+        """Clients at once; see `components.benchmark.scenarios.workload`."""
+        from components.benchmark.scenarios import workload
+
+        predict = self._predict if self._thread_safe else workload.one_at_a_time(self._predict)
+        timed = list(itertools.islice(self._inputs[1], requests))
+        return workload.closed_loop(predict, timed, clients, self._clients)
+
+    def loadgen(self, batch: int, **arguments: Any) -> dict[str, Any]:
+        """Queries issued by MLPerf's loadgen; see `components.benchmark.scenarios.loadgen`."""
+        from components.benchmark.scenarios import loadgen
+
+        return loadgen.issue(self._predict, self._inputs.distinct(batch), batch=batch, **arguments)
+
+    def memory(self) -> dict[str, Any]:
+        """The largest resident set of this process so far."""
+        return {"peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+
+
+class _Inputs(dict[int, Iterator[Any]]):
+    """Endless requests of each batch size; those of `batch_sizes` are made at once, others when wanted."""
+
+    def __init__(
+        self, opened: Opened, arrays: Mapping[str, NDArray[Any]], batch_sizes: Iterable[int]
+    ) -> None:
+        self._opened, self._arrays = opened, arrays
+        super().__init__({batch: itertools.cycle(self.distinct(batch)) for batch in batch_sizes})
+
+    def __missing__(self, batch: int) -> Iterator[Any]:
+        self[batch] = itertools.cycle(self.distinct(batch))
+        return self[batch]
+
+    def distinct(self, batch: int) -> list[Any]:
+        """The requests before they repeat."""
+        return _requests(self._opened, self._arrays, batch)
 
 
 def time_requests(
-    predict: Predict, inputs: Iterator[Batch], requests: int
+    predict: Predict, inputs: Iterator[Any], requests: int
 ) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
     """When each of `requests` inputs was given to `predict`, back to back, and when it was done, in ns.
 
@@ -89,51 +183,68 @@ def time_requests(
 
 
 def _stamp(
-    predict: Predict, inputs: list[Batch], started_ns: MutableSequence[int], finished_ns: MutableSequence[int]
+    predict: Predict, inputs: list[Any], started_ns: MutableSequence[int], finished_ns: MutableSequence[int]
 ) -> None:
     clock = time.perf_counter_ns
-    for index, x_nchw in enumerate(inputs):
+    for index, request in enumerate(inputs):
         started_ns[index] = clock()
-        predict(x_nchw)
+        predict(request)
         finished_ns[index] = clock()
 
 
-def _harness_us(inputs: Iterator[Batch]) -> float:
+def _device_ms(predict: Predict, inputs: Iterator[Any], requests: int, stream: Any) -> list[float]:
+    """Milliseconds on the GPU of each prediction. Requests of their own: recording an event takes time."""
+    import torch
+
+    event: Callable[..., Any] = torch.cuda.Event
+    events = [(event(enable_timing=True), event(enable_timing=True)) for _ in range(requests)]
+    for x, (begun, done) in zip(inputs, events, strict=False):
+        begun.record(stream)
+        predict(x)
+        done.record(stream)
+    torch.cuda.synchronize()
+    return [begun.elapsed_time(done) for begun, done in events]
+
+
+def _harness_us(inputs: Iterator[Any]) -> float:
     """Microseconds from one request to the next where predicting takes no time."""
     started_ns, _ = time_requests(lambda _: None, inputs, _NO_OP_REQUESTS)
     return float(np.median(np.diff(started_ns))) / 1e3
 
 
-def _windows(x_nchw: Batch, batch: int) -> list[Batch]:
-    """Contiguous views of `batch` consecutive samples."""
-    return [x_nchw[start : start + batch] for start in range(0, len(x_nchw) - batch + 1, batch)]
+def _requests(opened: Opened, arrays: Mapping[str, NDArray[Any]], batch: int) -> list[Any]:
+    """Requests of `batch` consecutive rows, as many as there are whole ones; views, not copies.
 
-
-def _check_golden(predict: Predict, folder: Path, tolerance: float) -> float:
-    """The largest error of a golden logit, as a share of the largest golden logit."""
-    golden = np.load(folder / "golden_logits.npy", allow_pickle=False)
-    logits = predict(np.load(folder / "golden_x_nchw.npy", allow_pickle=False))
-    if logits.shape != golden.shape:
-        raise StageFailed(
-            "it does not reproduce its golden outputs",
-            why=f"logits of shape {logits.shape} instead of {golden.shape}",
-        )
-    error = float(np.abs(logits - golden).max() / np.abs(golden).max())
-    if not error <= tolerance:  # NaN is an error too
-        raise StageFailed(
-            "it does not reproduce its golden outputs",
-            why=f"a logit is off by {error:.2%} of the largest, {tolerance:.2%} is allowed",
-            fix="build the engine again on this machine",
-        )
-    return error
+    Where there are fewer rows than that, one request in which they repeat.
+    """
+    rows = min(len(array) for array in arrays.values())
+    if rows < batch:
+        repeated = {
+            name: np.resize(array[:rows], (batch, *array.shape[1:])) for name, array in arrays.items()
+        }
+        return [opened.request(repeated)]
+    return [
+        opened.request({name: array[start : start + batch] for name, array in arrays.items()})
+        for start in range(0, rows - batch + 1, batch)
+    ]
 
 
 def _answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
-    methods: dict[str, Callable[..., dict[str, Any]]] = {"load": engine.load, "time": engine.time}
+    methods: dict[str, Callable[..., dict[str, Any]]] = {
+        "load": engine.load,
+        "warm_up": engine.warm_up,
+        "time": engine.time,
+        "run_for": engine.run_for,
+        "one_by_one": engine.one_by_one,
+        "by_arrival": engine.by_arrival,
+        "closed_loop": engine.closed_loop,
+        "loadgen": engine.loadgen,
+        "memory": engine.memory,
+    }
     try:
         return {"result": methods[request["do"]](**request["arguments"])}
     except HpmlError as error:
-        return {"error": str(error)}
+        return {"error": str(error), "exit_code": int(error.exit_code)}
     except Exception as error:
         return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
 

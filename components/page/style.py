@@ -92,6 +92,7 @@ svg .mark { stroke: var(--k); stroke-width: 1.8 }
 svg .curve { fill: none; stroke: var(--k); stroke-width: 1.8; stroke-linejoin: round }
 svg .curve.again { stroke-dasharray: 6 3 }
 svg .bar { fill: var(--bar) }
+svg .band { fill: var(--panel) }
 .exported { display: grid; grid-template-columns: 1fr 1fr; gap: 0 40px }
 .exported div { min-width: 0 }
 dl { display: grid; grid-template-columns: max-content 1fr; gap: 3px 20px; font-size: 14px; margin: 8px 0 }

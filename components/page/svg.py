@@ -78,7 +78,7 @@ def log_ticks(low: float, high: float, most: int) -> list[float]:
             break
     else:
         within = within[:: math.ceil(len(within) / most)]
-    return within if len(within) >= 3 else linear_ticks(low, high, most)
+    return within if len(within) >= min(3, most) else linear_ticks(low, high, most)
 
 
 def tick_labels(scale: Scale, ticks: Sequence[float]) -> list[str]:

@@ -14,7 +14,7 @@ from components.artifacts import Artifact, DatasetSpec, EngineSpec, ModelSpec
 from components.contract import validate
 from components.errors import StageFailed
 from components.goals import Decision, Goals, decide
-from components.measurements import MeasurementsSpec
+from components.measurements import CeilingsSpec, DiagnosisSpec, MeasurementsSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -56,6 +56,8 @@ class Content:
     measurements: MeasurementsSpec
     engines: dict[str, EngineSpec]
     data: DatasetSpec
+    ceilings: CeilingsSpec
+    diagnosis: DiagnosisSpec
     trainings: tuple[Training, ...]
     steps: tuple[StepCost, ...]
     latency_ms: dict[str, NDArray[np.float64]]
@@ -67,6 +69,8 @@ def gather(
     engines: Mapping[str, Artifact[EngineSpec]],
     models: Mapping[str, Artifact[ModelSpec]],
     data: Artifact[DatasetSpec],
+    ceilings: Artifact[CeilingsSpec],
+    diagnosis: Artifact[DiagnosisSpec],
 ) -> Content:
     """Read the artifacts.
 
@@ -85,7 +89,9 @@ def gather(
         engines={name: engine.spec for name, engine in engines.items()},
         data=data.spec,
         trainings=_trainings(models),
-        steps=_steps(measured, engines, models, data),
+        ceilings=ceilings.spec,
+        diagnosis=diagnosis.spec,
+        steps=_steps([data, ceilings, diagnosis, measured], engines, models),
         latency_ms=_latencies(measured, engines),
     )
 
@@ -109,14 +115,13 @@ def _history(model: Artifact[ModelSpec]) -> tuple[dict[str, float], ...]:
 
 
 def _steps(
-    measured: Artifact[MeasurementsSpec],
+    others: Iterable[Artifact[Any]],
     engines: Mapping[str, Artifact[EngineSpec]],
     models: Mapping[str, Artifact[ModelSpec]],
-    data: Artifact[DatasetSpec],
 ) -> tuple[StepCost, ...]:
     """The steps that made these artifacts, each once, in the order in which they started."""
-    made: list[tuple[str, Artifact[Any]]] = [("", data)]
-    made += [*models.items(), *engines.items(), ("", measured)]
+    made: list[tuple[str, Artifact[Any]]] = [("", artifact) for artifact in others]
+    made += [*models.items(), *engines.items()]
     by_digest: dict[str, StepCost] = {}
     for name, artifact in made:
         lineage = artifact.manifest.lineage

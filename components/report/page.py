@@ -6,7 +6,8 @@ from xml.etree.ElementTree import Element
 
 from components.artifacts import EngineSpec
 from components.goals import Goals, Verdict
-from components.measurements import EngineFigures, Interval
+from components.measurements import Conditions, EngineFigures, Interval
+from components.page.ceilings import ceilings_section
 from components.page.colours import colour_classes, colour_of_training
 from components.page.elements import (
     HALF_PX,
@@ -25,8 +26,10 @@ from components.page.format import ABSENT, TIMES, bounds, duration, megabytes, p
 from components.page.markup import Child, node
 from components.report import charts
 from components.report.content import Content
-
-_BUSY = 0.1  # of the time some task waited for a CPU; a quiet machine stays well below
+from components.report.sections.accuracy import accuracy_detail_section
+from components.report.sections.diagnosis import diagnosis_section
+from components.report.sections.resources import resources_section
+from components.report.sections.scenarios import scenarios_section
 
 _OBJECTIVES = {
     "latency_ms_p50": "the least latency p50",
@@ -48,12 +51,17 @@ def page(content: Content) -> str:
     sections = (
         _headline(content),
         _figures_section(content, classes),
+        diagnosis_section(content.diagnosis, content.ceilings, classes, content.decision.chosen),
         _accuracy_section(content, classes),
+        accuracy_detail_section(content, classes),
         _latency_section(content, classes),
         _throughput_section(content, classes),
+        scenarios_section(content, classes),
+        resources_section(content, classes),
         _training_section(content, classes),
         _time_section(content),
         _engines_section(content, classes),
+        ceilings_section(content.ceilings),
         _environment_section(content),
         _reading_section(content),
     )
@@ -87,14 +95,15 @@ def _headline(content: Content) -> Element:
 
 
 def _busy_machine(content: Content) -> Element | None:
-    """A warning where the engines had to share the machine with something else."""
-    pressure = content.measurements.conditions.cpu_pressure
-    if pressure is None or pressure < _BUSY:
+    """A warning where the recipe has slices in the figures that were disturbed."""
+    conditions = content.measurements.conditions
+    if conditions.enforced or not conditions.dropped:
         return None
     return node(
         "p",
-        f"Measured on a busy machine: {percent(pressure)} of the time some task waited for a CPU. "
-        "Figures may be off by more than their intervals say; measure again when it is quiet.",
+        f"Measured on a busy machine: {conditions.dropped} of {conditions.slices} slices were disturbed "
+        f"({'; '.join(conditions.causes)}) and are in the figures, since the recipe says "
+        "benchmark.quiet.enforce: false. Figures may be off by more than their intervals say.",
         class_="warning",
     )
 
@@ -327,15 +336,29 @@ def _environment_section(content: Content) -> Element:
         "cost of timing": f"{plain(measurements.harness_us_per_request, significant=2)} µs a request",
         "agreement of the rounds": _agreement(measurements.engines),
     }
-    if measurements.conditions.cpu_pressure is not None:
-        facts["CPU pressure"] = (
-            f"{percent(measurements.conditions.cpu_pressure)} of the time some task waited for a CPU"
-        )
+    facts |= _conditions(measurements.conditions)
     return node(
         "section",
         node("h2", "Data and machine"),
         definitions({**facts, **measurements.environment}),
     )
+
+
+def _conditions(conditions: Conditions) -> dict[str, str]:
+    """How quiet the machine was."""
+    facts = {}
+    if conditions.slices:
+        causes = "; ".join(f"{cause} ({count})" for cause, count in conditions.causes.items())
+        done = "dropped and measured again" if conditions.enforced else "kept"
+        facts["disturbed slices"] = f"{conditions.dropped} of {conditions.slices}, {done}" + (
+            f": {causes}" if causes else ""
+        )
+    if conditions.probe_spread is not None:
+        facts["GEMM probe"] = f"at most {percent(conditions.probe_spread)} slower than at its best"
+    if conditions.cpu_pressure is not None:
+        pressure = percent(conditions.cpu_pressure)
+        facts["CPU pressure"] = f"{pressure} of the time some task waited for a CPU, ours included"
+    return facts | conditions.gpu
 
 
 def _agreement(engines: dict[str, EngineFigures]) -> str:
@@ -349,7 +372,7 @@ def _reading_section(content: Content) -> Element:
         "footer",
         node(
             "p",
-            "Intervals of latency, throughput and speed: bootstrap over the rounds, 95 %; in a ratio the "
+            "Intervals of latency, throughput and speed: 95 %, from how the rounds differ; in a ratio the "
             "rounds of the two engines are paired. A percentile is quoted only with the samples that it "
             "needs (662 for p99). Accuracy: of each exported engine, measured on the test split, with "
             "Wilson's interval.",

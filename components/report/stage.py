@@ -5,7 +5,7 @@ from __future__ import annotations
 from components.artifacts import Artifact, DatasetSpec, EngineSpec, ModelSpec, ReportSpec
 from components.contract import Output, Result
 from components.goals import Goals
-from components.measurements import MeasurementsSpec
+from components.measurements import CeilingsSpec, DiagnosisSpec, MeasurementsSpec
 
 
 def run(
@@ -15,6 +15,8 @@ def run(
     engines: dict[str, Artifact[EngineSpec]],
     models: dict[str, Artifact[ModelSpec]],
     data: Artifact[DatasetSpec],
+    ceilings: Artifact[CeilingsSpec],
+    diagnosis: Artifact[DiagnosisSpec],
     out: Output,
 ) -> Result[ReportSpec]:
     """Write `report.html`, `figures.json` and `figures.csv`.
@@ -23,4 +25,4 @@ def run(
     """
     from components.report.write import write_report
 
-    return write_report(config, measured, engines, models, data, out)
+    return write_report(config, measured, engines, models, data, ceilings, diagnosis, out)

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from components.artifacts import Artifact, DatasetSpec, EngineSpec, ModelSpec, ReportSpec
 from components.contract import Output, Result
 from components.goals import Goals
-from components.measurements import MeasurementsSpec
+from components.measurements import CeilingsSpec, DiagnosisSpec, MeasurementsSpec
 from components.report.content import gather
 from components.report.page import page, title_of
 from components.report.tables import figures_csv, figures_json
@@ -19,10 +19,12 @@ def write_report(
     engines: Mapping[str, Artifact[EngineSpec]],
     models: Mapping[str, Artifact[ModelSpec]],
     data: Artifact[DatasetSpec],
+    ceilings: Artifact[CeilingsSpec],
+    diagnosis: Artifact[DiagnosisSpec],
     out: Output,
 ) -> Result[ReportSpec]:
     """Write `report.html`, `figures.json` and `figures.csv`; see `components.report.stage.run`."""
-    content = gather(goals, measured, engines, models, data)
+    content = gather(goals, measured, engines, models, data, ceilings, diagnosis)
     for name, text in (
         ("report.html", page(content)),
         ("figures.json", figures_json(content)),

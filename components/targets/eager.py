@@ -70,7 +70,10 @@ class EagerSession:
     """A network in evaluation mode on its device."""
 
     def __init__(self, network: torch.nn.Module, device: str) -> None:
+        import torch
+
         self._network, self._device = network, device
+        self.stream = torch.cuda.current_stream() if device == "cuda" else None
 
     def predict(self, x_nchw: NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits, float32 (batch, classes), of float32 images (batch, channels, height, width)."""

@@ -28,14 +28,10 @@ class OnnxSession:
 
         Raises StageFailed if ONNX Runtime cannot load it.
         """
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = threads
-        options.inter_op_num_threads = 1
-        options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-        options.log_severity_level = 3
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
-            self._session = onnxruntime.InferenceSession(file, options, providers=PROVIDERS[device])
+            self._session = onnxruntime.InferenceSession(
+                file, session_options(threads), providers=PROVIDERS[device]
+            )
         except HpmlError:  # a signal's
             raise
         except Exception as error:  # ONNX Runtime's derive from nothing narrower
@@ -47,6 +43,17 @@ class OnnxSession:
         """Logits, float32 (batch, classes), of float32 images (batch, channels, height, width)."""
         logits: NDArray[np.float32] = self._session.run(None, {self._input: x_nchw})[0]
         return logits
+
+
+def session_options(threads: int) -> onnxruntime.SessionOptions:
+    """One node after the other, with so many threads, which sleep rather than spin between requests."""
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = threads
+    options.inter_op_num_threads = 1
+    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+    options.log_severity_level = 3
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return options
 
 
 def has_cuda() -> bool:

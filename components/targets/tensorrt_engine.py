@@ -97,7 +97,9 @@ def compile_plan(
 
 
 class PlanSession:
-    """A plan on its GPU, with a stream of its own."""
+    """A plan on its GPU, with a stream of its own. Its execution context is for one thread at a time."""
+
+    thread_safe = False
 
     def __init__(self, file: Path, *, max_batch: int) -> None:
         """Load the plan in `file`. Raises StageFailed if TensorRT refuses it."""
@@ -112,7 +114,7 @@ class PlanSession:
         )
         self._engine, self._context = engine, engine.create_execution_context()
         self._max_batch = max_batch
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
+        self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
     def predict(self, x_nchw: NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits, float32 (batch, classes), of float32 images (batch, channels, height, width)."""
@@ -120,13 +122,13 @@ class PlanSession:
         return np.concatenate(parts)
 
     def _predict(self, x_nchw: NDArray[np.float32]) -> NDArray[np.float32]:
-        with torch.cuda.stream(self._stream):
+        with torch.cuda.stream(self.stream):
             x = torch.from_numpy(np.ascontiguousarray(x_nchw)).cuda()
             self._context.set_input_shape(self._input, tuple(x.shape))
             logits = torch.empty(tuple(self._context.get_tensor_shape(self._output)), device="cuda")
             self._context.set_tensor_address(self._input, x.data_ptr())
             self._context.set_tensor_address(self._output, logits.data_ptr())
-            done = self._context.execute_async_v3(self._stream.cuda_stream)
+            done = self._context.execute_async_v3(self.stream.cuda_stream)
             answer = logits.cpu()  # waits for the stream
         if not done:
             raise self._log.failure("TensorRT could not run the engine")

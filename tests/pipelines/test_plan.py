@@ -28,6 +28,8 @@ def test_the_quickstart_is_the_chain_of_the_issue(quickstart: Plan) -> None:
         "compress",
         "export",
         "benchmark",
+        "ceilings",
+        "diagnose",
         "report",
         "select",
         "register",

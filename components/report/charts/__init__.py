@@ -2,6 +2,7 @@
 
 from components.report.charts.accuracy_against_latency import accuracy_against_latency
 from components.report.charts.latency_distributions import latency_distributions
+from components.report.charts.throughput_against_latency import throughput_against_latency
 from components.report.charts.throughput_by_batch import throughput_by_batch
 from components.report.charts.time_by_step import time_by_step
 from components.report.charts.training_curves import training_curves
@@ -9,6 +10,7 @@ from components.report.charts.training_curves import training_curves
 __all__ = [
     "accuracy_against_latency",
     "latency_distributions",
+    "throughput_against_latency",
     "throughput_by_batch",
     "time_by_step",
     "training_curves",

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from components.__main__ import Job, execute
@@ -18,6 +20,11 @@ from components.artifacts import (
     open_artifact,
     seal_artifact,
 )
+from components.benchmark.protocol import Bench
+from components.benchmark.stage import BenchmarkConfig
+from components.benchmark.subjects import EngineSubject
+from components.contract import Output
+from components.images import load_split, to_x_nchw
 
 
 def _export(folder: Path, target: str, model: Artifact[ModelSpec], data: Artifact[DatasetSpec]) -> Any:
@@ -58,3 +65,23 @@ def digits_engines(
         "fp32/onnx": _export(place / "onnx", "onnx", small_model, digits_data),
         "int8/onnx": _export(place / "int8", "onnx", int8_model, digits_data),
     }
+
+
+@pytest.fixture
+def digits_bench(
+    digits_engines: dict[str, Artifact[EngineSpec]], digits_data: Artifact[DatasetSpec], tmp_path: Path
+) -> Callable[..., Bench]:
+    """digits_bench(config, names, rows=...): a bench of these engines; nothing is launched yet."""
+
+    def make(config: BenchmarkConfig, *names: str, rows: int = 64) -> Bench:
+        for folder in ("out", "scratch"):
+            (tmp_path / folder).mkdir(exist_ok=True)
+        images_nhwc, _ = load_split(digits_data, "test")
+        inputs = tmp_path / "inputs.npz"
+        x_nchw = to_x_nchw(images_nhwc[:rows], digits_engines[names[0]].spec.input)
+        np.savez(inputs, allow_pickle=False, x_nchw=x_nchw)
+        subjects = {name: EngineSubject(folder=digits_engines[name].path) for name in names}
+        out = Output(path=tmp_path / "out", scratch=tmp_path / "scratch", threads=2)
+        return Bench(subjects, inputs, config, out)
+
+    return make

@@ -16,7 +16,9 @@ import pytest
 
 from components.artifacts import Artifact, DatasetSpec, EngineSpec, copy_files, open_artifact, seal_artifact
 from components.benchmark.engine_process import EngineProcess
+from components.benchmark.subjects import EngineSubject
 from components.errors import StageFailed
+from components.images import load_split, to_x_nchw
 
 Engines = dict[str, Artifact[EngineSpec]]
 
@@ -27,18 +29,23 @@ def process(tmp_path: Path) -> Iterator[EngineProcess]:
         yield started
 
 
-def _load(
-    process: EngineProcess, engine: Artifact[EngineSpec], data: Artifact[DatasetSpec]
-) -> dict[str, Any]:
+@pytest.fixture
+def inputs(digits_engines: Engines, digits_data: Artifact[DatasetSpec], tmp_path: Path) -> Path:
+    """Test images as all engines take them."""
+    images_nhwc, _ = load_split(digits_data, "test")
+    x_nchw = to_x_nchw(images_nhwc[:64], digits_engines["fp32/onnx"].spec.input)
+    np.savez(tmp_path / "inputs.npz", allow_pickle=False, x_nchw=x_nchw)
+    return tmp_path / "inputs.npz"
+
+
+def _load(process: EngineProcess, engine: Artifact[EngineSpec], inputs: Path) -> dict[str, Any]:
     return process.ask(
         "load",
         "loading",
-        folder=str(engine.path),
-        data=str(data.path),
-        rows=list(range(64)),
+        subject=EngineSubject(folder=engine.path).model_dump(mode="json"),
+        inputs=str(inputs),
         batch_sizes=[1, 8],
         threads=2,
-        golden_tolerance=0.02,
     )
 
 
@@ -58,21 +65,21 @@ def _npy(array: np.ndarray, place: Path) -> bytes:
 
 
 def test_it_times_requests_at_a_cost_of_microseconds(
-    process: EngineProcess, digits_engines: Engines, digits_data: Artifact[DatasetSpec]
+    process: EngineProcess, digits_engines: Engines, inputs: Path
 ) -> None:
-    loaded = _load(process, digits_engines["fp32/onnx"], digits_data)
-    timed = process.ask("time", "being timed", batch=8, requests=25)
-    assert len(timed["latency_ns"]) == 25
-    assert min(timed["latency_ns"]) > 0
+    loaded = _load(process, digits_engines["fp32/onnx"], inputs)
+    timed = process.ask("time", "being timed", plan=[(8, 25)])
+    assert [len(of_batch) for of_batch in timed["latency_ns"]] == [25]
+    assert min(timed["latency_ns"][0]) > 0
     assert 0 < loaded["harness_us_per_request"] < 50  # some 0.2; the bound is for a machine that is torn away
 
 
 @pytest.mark.parametrize("name", ["fp32/eager", "fp32/onnx"])
 def test_an_idle_engine_does_not_spin(
-    process: EngineProcess, digits_engines: Engines, digits_data: Artifact[DatasetSpec], name: str
+    process: EngineProcess, digits_engines: Engines, inputs: Path, name: str
 ) -> None:
-    _load(process, digits_engines[name], digits_data)
-    process.ask("time", "being timed", batch=8, requests=50)
+    _load(process, digits_engines[name], inputs)
+    process.ask("time", "being timed", plan=[(8, 50)])
     before_s = _cpu_seconds(process.pid)
     time.sleep(1)
     assert _cpu_seconds(process.pid) - before_s <= 0.05
@@ -84,7 +91,7 @@ def _cpu_seconds(pid: int) -> float:
 
 
 def test_an_engine_that_says_something_else_is_not_timed(
-    process: EngineProcess, digits_engines: Engines, digits_data: Artifact[DatasetSpec], tmp_path: Path
+    process: EngineProcess, digits_engines: Engines, inputs: Path, tmp_path: Path
 ) -> None:
     engine = digits_engines["fp32/onnx"]
     golden = np.load(engine.file("golden_logits.npy"))
@@ -92,52 +99,50 @@ def test_an_engine_that_says_something_else_is_not_timed(
     with pytest.raises(
         StageFailed, match=r"'fp32/onnx' failed while loading.*golden outputs.*of the largest"
     ):
-        _load(process, wrong, digits_data)
+        _load(process, wrong, inputs)
 
 
 def test_an_engine_with_other_classes_is_not_timed(
-    process: EngineProcess, digits_engines: Engines, digits_data: Artifact[DatasetSpec], tmp_path: Path
+    process: EngineProcess, digits_engines: Engines, inputs: Path, tmp_path: Path
 ) -> None:
     engine = digits_engines["fp32/onnx"]
     golden = np.load(engine.file("golden_logits.npy"))
     wrong = _altered(engine, tmp_path / "wrong", "golden_logits.npy", _npy(golden[:, :7], tmp_path))
     with pytest.raises(StageFailed, match=r"golden outputs.*shape"):
-        _load(process, wrong, digits_data)
+        _load(process, wrong, inputs)
 
 
 def test_golden_outputs_that_are_not_numbers_are_refused(
-    process: EngineProcess, digits_engines: Engines, digits_data: Artifact[DatasetSpec], tmp_path: Path
+    process: EngineProcess, digits_engines: Engines, inputs: Path, tmp_path: Path
 ) -> None:
     engine = digits_engines["fp32/onnx"]
     golden = np.full_like(np.load(engine.file("golden_logits.npy")), np.nan)
     wrong = _altered(engine, tmp_path / "wrong", "golden_logits.npy", _npy(golden, tmp_path))
     with pytest.raises(StageFailed, match="golden outputs"):
-        _load(process, wrong, digits_data)
+        _load(process, wrong, inputs)
 
 
 def test_an_engine_that_does_not_load_is_named(
-    process: EngineProcess, digits_engines: Engines, digits_data: Artifact[DatasetSpec], tmp_path: Path
+    process: EngineProcess, digits_engines: Engines, inputs: Path, tmp_path: Path
 ) -> None:
     engine = digits_engines["fp32/onnx"]
     half = engine.file(engine.spec.file).read_bytes()[: engine.spec.size_bytes // 2]
     broken = _altered(engine, tmp_path / "broken", engine.spec.file, half)
     with pytest.raises(StageFailed, match="the engine 'fp32/onnx' failed while loading: "):
-        _load(process, broken, digits_data)
+        _load(process, broken, inputs)
 
 
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL"])
-def test_a_crash_is_named(
-    process: EngineProcess, digits_engines: Engines, digits_data: Artifact[DatasetSpec], name: str
-) -> None:
-    _load(process, digits_engines["fp32/onnx"], digits_data)
-    process.send("time", "being timed at batch 1", batch=1, requests=1_000_000)
+def test_a_crash_is_named(process: EngineProcess, digits_engines: Engines, inputs: Path, name: str) -> None:
+    _load(process, digits_engines["fp32/onnx"], inputs)
+    process.send("time", "being timed at batch 1", plan=[(1, 1_000_000)])
     os.kill(process.pid, signal.Signals[name])
     with pytest.raises(
         StageFailed, match=f"'fp32/onnx' failed while being timed at batch 1: .* killed by {name}"
     ):
         process.receive()
     with pytest.raises(StageFailed, match=name):
-        process.ask("time", "being timed at batch 8", batch=8, requests=1)
+        process.ask("time", "being timed at batch 8", plan=[(8, 1)])
 
 
 def test_what_the_process_said_last_is_told(tmp_path: Path) -> None:
@@ -160,11 +165,11 @@ def test_an_engine_that_hangs_is_named(tmp_path: Path) -> None:
 
 
 def test_an_interrupt_of_the_whole_group_leaves_the_engine_to_its_parent(
-    process: EngineProcess, digits_engines: Engines, digits_data: Artifact[DatasetSpec]
+    process: EngineProcess, digits_engines: Engines, inputs: Path
 ) -> None:
-    _load(process, digits_engines["fp32/onnx"], digits_data)
+    _load(process, digits_engines["fp32/onnx"], inputs)
     os.kill(process.pid, signal.SIGINT)
-    assert len(process.ask("time", "being timed", batch=1, requests=3)["latency_ns"]) == 3
+    assert len(process.ask("time", "being timed", plan=[(1, 3)])["latency_ns"][0]) == 3
 
 
 def test_no_engine_outlives_a_killed_stage(tmp_path: Path) -> None:

@@ -27,7 +27,13 @@ from components.artifacts import (
 )
 from components.benchmark.figures import best_fp32, figures
 from components.contract import Config
-from components.measurements import Conditions, MeasurementsSpec
+from components.measurements import (
+    CeilingsSpec,
+    Conditions,
+    DiagnosisSpec,
+    EngineDiagnosis,
+    MeasurementsSpec,
+)
 
 REFERENCE = "fp32/eager"
 ROUNDS, REQUESTS = 20, 50
@@ -68,6 +74,8 @@ class Run:
     engines: dict[str, Artifact[EngineSpec]]
     models: dict[str, Artifact[ModelSpec]]
     data: Artifact[DatasetSpec]
+    ceilings: Artifact[CeilingsSpec]
+    diagnosis: Artifact[DiagnosisSpec]
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -169,9 +177,27 @@ def make_run(tmp_path: Path) -> Callable[..., Run]:
                     writer, inputs, class_names, variant.methods, variant.accuracy_top1, seconds, history
                 )
             engines[name] = _engine(writer, variant, inputs, class_names)
-        return Run(_measure(writer, variants, engines, data_spec, environment), engines, models, data)
+        measured = _measure(writer, variants, engines, data_spec, environment)
+        ceilings = writer.seal("ceilings", CeilingsSpec(hardware={}, bandwidths=(), gemms=()), 14.2, {})
+        diagnosis = writer.seal("diagnose", _diagnosis(variants), 6.3, {})
+        return Run(measured, engines, models, data, ceilings, diagnosis)
 
     return make
+
+
+def _diagnosis(variants: dict[str, Variant]) -> DiagnosisSpec:
+    return DiagnosisSpec(
+        threads=2,
+        engines={
+            name: EngineDiagnosis(
+                status="not diagnosed" if variant.reason else "diagnosed",
+                reason=variant.reason,
+                time_us=1e3 * variant.latency_ms,
+                verdict="" if variant.reason else "the machine has no ceilings to compare with",
+            )
+            for name, variant in variants.items()
+        },
+    )
 
 
 def _model(
@@ -246,10 +272,10 @@ def _measure(
             engines,
             latencies,
             data=data,
+            paired={},
             batch_sizes=(1, 8, 32),
             reference=REFERENCE,
             fastest_fp32=fastest,
-            seed=0,
         ),
         rounds=ROUNDS,
         requests_per_round=REQUESTS,

@@ -1,0 +1,255 @@
+"""What `hpml bench` leaves in a folder: bench.json, samples.npz, bench.csv.
+
+All figures follow from the samples and from what bench.json holds beside them: `analysed` computes them, the
+first time as well as again from a folder.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import zipfile
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+from pydantic import JsonValue, ValidationError
+
+from components.benchmark.stage import BenchmarkConfig
+from components.contract import Config
+from components.errors import ConfigInvalid
+from components.measurements import (
+    ConcurrencyFigures,
+    EngineFigures,
+    Interval,
+    MeasurementsSpec,
+    ScenarioFigures,
+)
+
+if TYPE_CHECKING:
+    from components.benchmark.protocol import Latencies
+    from components.benchmark.timed import Timed
+
+RECORD, SAMPLES, TABLE, PAGE = "bench.json", "samples.npz", "bench.csv", "bench.html"
+_LARGEST_SAMPLES = 2 * 1024**3  # bytes, unpacked
+_LARGEST_RECORD = 64 * 1024**2
+_FEWEST_ROUNDS = 3  # that tell how rounds differ
+_ELSEWHERE = "not measured: it runs on a server"
+
+
+class SubjectRecord(Config):
+    """One subject: what it is, and what its launches told. Milliseconds, one entry a launch.
+
+    known: what was known of it without measuring, as fields of `EngineFigures`. device: "cpu", "cuda", or
+    "remote", a server's, of which only the time of its answers is measured.
+    """
+
+    kind: str
+    known: dict[str, JsonValue]
+    device: str = "cpu"
+    cold_start_ms: tuple[float, ...] = ()
+    load_ms: tuple[float, ...] = ()
+    peak_rss_bytes: int = 0
+    device_memory_bytes: int | None = None
+    energy_mj_per_request: tuple[float, ...] = ()
+    energy_source: str = ""
+    scenarios: tuple[ScenarioFigures, ...] = ()
+    concurrency: tuple[ConcurrencyFigures, ...] = ()
+
+
+class BenchRecord(Config):
+    """`bench.json`. The environment is in `measurements`; `libraries` are their versions."""
+
+    format: Literal[1] = 1
+    kind: Literal["bench"] = "bench"
+    id: str
+    created_at: str  # ISO 8601, UTC
+    command: tuple[str, ...]
+    config: BenchmarkConfig
+    libraries: dict[str, str]
+    notes: tuple[str, ...] = ()  # what a reader of the figures should know
+    subjects: dict[str, SubjectRecord]
+    measurements: MeasurementsSpec
+
+
+def subject_record(name: str, kind: str, known: Mapping[str, Any], timed: Timed) -> SubjectRecord:
+    """What was told of the subject `name`. Of one that runs elsewhere, our own process tells nothing."""
+    launches, energy = timed.launches[name], timed.energy.get(name)
+    common: dict[str, Any] = {
+        "kind": kind,
+        "known": known,
+        "device": launches.device,
+        "scenarios": timed.scenarios.get(name, ()),
+        "concurrency": timed.concurrency.get(name, ()),
+    }
+    if launches.device == "remote":
+        return SubjectRecord(**common, energy_source=_ELSEWHERE)
+    return SubjectRecord(
+        **common,
+        cold_start_ms=tuple(launches.cold_start_ms),
+        load_ms=tuple(launches.load_ms),
+        peak_rss_bytes=launches.peak_rss_bytes,
+        device_memory_bytes=launches.device_memory_bytes,
+        energy_mj_per_request=energy.mj_per_request if energy else (),
+        energy_source=energy.source if energy else "",
+    )
+
+
+def analysed(record: BenchRecord, latencies: Latencies) -> BenchRecord:
+    """`record` with the figures that follow from `latencies`; none where the measurement is invalid."""
+    from components.benchmark.figures import timings
+    from components.benchmark.protocol import Launches
+    from components.benchmark.resources import Energy, resource_figures
+
+    config = record.config
+    engines = {}
+    if not record.measurements.invalid:
+        batches = tuple(sorted(set(config.batch_sizes)))
+        timed = timings(
+            latencies,
+            batch_sizes=batches,
+            reference=config.reference,
+            fastest_fp32="",
+            launches=record.measurements.rounds_of_launches,
+        )
+        for name, subject in record.subjects.items():
+            launches = Launches(
+                cold_start_ms=list(subject.cold_start_ms),
+                load_ms=list(subject.load_ms),
+                peak_rss_bytes=subject.peak_rss_bytes,
+                device_memory_bytes=subject.device_memory_bytes,
+            )
+            energy = Energy(subject.energy_mj_per_request, subject.energy_source)
+            resources = resource_figures(launches, energy, timed[name]["throughput"], config.price_per_hour)
+            engines[name] = EngineFigures.model_validate(
+                {
+                    "status": "measured",
+                    **subject.known,
+                    **timed[name],
+                    "resources": resources,
+                    "scenarios": subject.scenarios,
+                    "concurrency": subject.concurrency,
+                }
+            )
+    return record.model_copy(
+        update={"measurements": record.measurements.model_copy(update={"engines": engines})}
+    )
+
+
+# ------------------------------------------------------------------------------------------ reading a folder
+
+
+def read_record(path: Path) -> BenchRecord:
+    """The record of a bench, by its folder or its bench.json.
+
+    Raises ConfigInvalid if there is none, or it is none of this version's.
+    """
+    file = path / RECORD if path.is_dir() else path
+    try:
+        if file.stat().st_size > _LARGEST_RECORD:
+            raise ConfigInvalid(f"{file} is not the record of a bench", why="it is too large")
+        return BenchRecord.model_validate_json(file.read_bytes())
+    except OSError as error:
+        raise ConfigInvalid(
+            f"{path} is not a bench", why=str(error), fix="give a folder that hpml bench wrote"
+        ) from None
+    except ValidationError as error:
+        first = error.errors(include_url=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise ConfigInvalid(
+            f"{file} is not the record of a bench", why=f"{where}: {first['msg']}" if where else first["msg"]
+        ) from None
+
+
+def read_again(folder: Path) -> BenchRecord:
+    """The record in `folder` with its figures computed anew from the samples beside it.
+
+    Raises ConfigInvalid if the samples are not there, or not those of the record.
+    """
+    record = read_record(folder)
+    if record.measurements.invalid:
+        return record
+    return analysed(
+        record, _read_latencies(folder / SAMPLES if folder.is_dir() else folder.with_name(SAMPLES), record)
+    )
+
+
+def _read_latencies(file: Path, record: BenchRecord) -> Latencies:
+    import numpy as np
+
+    batches = sorted({1, *record.config.batch_sizes})
+    try:
+        with zipfile.ZipFile(file) as archive:
+            unpacked = sum(entry.file_size for entry in archive.infolist())
+        if unpacked > _LARGEST_SAMPLES:
+            raise ConfigInvalid(f"{file} is too large", why=f"{unpacked:,} bytes unpacked")
+        with np.load(file, allow_pickle=False) as arrays:
+            latencies = {
+                name: {batch: arrays[f"{name}@{batch}"] for batch in batches} for name in record.subjects
+            }
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise ConfigInvalid(f"the samples in {file} cannot be read", why=str(error)) from None
+    except KeyError as error:
+        raise ConfigInvalid(f"{file} lacks samples of {RECORD}", why=str(error.args[0])) from None
+    _check_latencies(latencies, record, file)
+    return latencies
+
+
+def _check_latencies(latencies: Latencies, record: BenchRecord, file: Path) -> None:
+    """Raise ConfigInvalid unless all are positive milliseconds of as many rounds as the record says."""
+    import numpy as np
+
+    rounds, launches = record.measurements.rounds, record.measurements.rounds_of_launches
+    if (
+        record.config.reference not in latencies
+        or rounds < _FEWEST_ROUNDS
+        or sum(launches) not in (0, rounds)
+    ):
+        raise ConfigInvalid(f"{file.with_name(RECORD)} contradicts itself")
+    for name, of_batch in latencies.items():
+        for batch, latency_ms in of_batch.items():
+            fits = latency_ms.ndim == 2 and latency_ms.dtype == np.float64 and len(latency_ms) == rounds
+            if not fits or not latency_ms.size or not (np.isfinite(latency_ms) & (latency_ms > 0)).all():
+                raise ConfigInvalid(
+                    f"the samples in {file} are not latencies",
+                    why=f"{name} at batch {batch}: {latency_ms.dtype} {latency_ms.shape}",
+                )
+
+
+# ------------------------------------------------------------------------------------------------- the table
+
+
+def figures_csv(measurements: MeasurementsSpec) -> str:
+    """One row for each figure: engine, figure, batch, unit, value and bounds, or why there is none."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(("engine", "figure", "batch", "unit", "value", "low", "high", "reason"))
+    for name, engine in measurements.engines.items():
+        for figure, batch, unit, interval, reason in _rows(engine):
+            bounds = (interval.value, interval.low, interval.high) if interval else ("", "", "")
+            writer.writerow((name, figure, batch, unit, *bounds, reason))
+    return text.getvalue()
+
+
+def _rows(engine: EngineFigures) -> Iterator[tuple[str, int, str, Interval | None, str]]:
+    for figure in ("latency_ms_p50", "latency_ms_p90", "latency_ms_p99"):
+        yield figure, 1, "ms", getattr(engine, figure), engine.unquoted.get(figure, "")
+    yield "speedup_vs_reference", 1, "", engine.speedup_vs_reference, ""
+    for item in engine.throughput:
+        yield "throughput", item.batch, "images/s", item.images_per_s, ""
+    for scenario in engine.scenarios:
+        unit = "ms" if scenario.metric.startswith("latency_ms") else "1/s"
+        yield (
+            f"{scenario.scenario} {scenario.metric}",
+            scenario.samples_per_query,
+            unit,
+            scenario.value,
+            scenario.reason,
+        )
+    if engine.resources:
+        costs = engine.resources
+        yield "cold_start", 1, "ms", costs.cold_start_ms, ""
+        yield "load", 1, "ms", costs.load_ms, ""
+        reason = "" if costs.energy_mj_per_request else costs.energy_source
+        yield "energy", 1, "mJ/request", costs.energy_mj_per_request, reason
+        yield "price_per_million", 1, "", costs.price_per_million, ""

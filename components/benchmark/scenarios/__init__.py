@@ -1,0 +1,75 @@
+"""The scenarios of MLPerf Inference, by its definitions, and the closed loop. No result is one of MLPerf.
+
+A scenario is one file here and one row of SCENARIOS. `workload` and `loadgen` are what runs in the process of
+the engine.
+"""
+
+from __future__ import annotations
+
+from components.benchmark.protocol import Bench, batch_sizes
+from components.benchmark.scenarios.backends import BACKENDS
+from components.benchmark.scenarios.base import Scenario, Session, Unmeasured, trials
+from components.benchmark.scenarios.closed_loop import closed_loop
+from components.benchmark.scenarios.multi_stream import MultiStream
+from components.benchmark.scenarios.offline import Offline
+from components.benchmark.scenarios.server import Server
+from components.benchmark.scenarios.single_stream import SingleStream
+from components.measurements import ConcurrencyFigures, ScenarioFigures, ScenarioName
+
+LONGEST_S = 10.0
+
+SCENARIOS: dict[ScenarioName, Scenario] = {
+    "SingleStream": SingleStream(),
+    "MultiStream": MultiStream(),
+    "Offline": Offline(),
+    "Server": Server(),
+}
+
+Measured = dict[str, tuple[tuple[ScenarioFigures, ...], tuple[ConcurrencyFigures, ...]]]
+
+
+def run_all(bench: Bench, *, longest_s: float = LONGEST_S) -> Measured:
+    """The scenarios and the closed loops of the config, of every engine; call it while they are launched.
+
+    longest_s: what one scenario may take of one engine. A figure that the machine or the time did not allow
+    is None, with the reason.
+    Raises ConfigInvalid if the backend of the config is not installed, and StageFailed that names the engine
+    that crashed.
+    """
+    config = bench.config
+    clients = sorted(set(config.concurrency))
+    backend = BACKENDS[config.scenario_backend]()
+    batches = {*batch_sizes(config), *(SCENARIOS[name].samples_per_query for name in config.scenarios)}
+    try:
+        session = Session(bench, backend, trials(bench, sorted(batches)), longest_s)
+    except Unmeasured as error:
+        scenarios = [_without(bench, name, str(error)) for name in config.scenarios]
+        loops = [_loop_without(bench, count, str(error)) for count in clients]
+    else:
+        scenarios = [_scenario(session, name) for name in config.scenarios]
+        loops = [_loop(session, count) for count in clients]
+    return {
+        name: (tuple(of[name] for of in scenarios), tuple(of[name] for of in loops)) for name in bench.names
+    }
+
+
+def _scenario(session: Session, scenario: ScenarioName) -> dict[str, ScenarioFigures]:
+    try:
+        return SCENARIOS[scenario].measure(session)
+    except Unmeasured as error:
+        return _without(session.bench, scenario, str(error))
+
+
+def _loop(session: Session, clients: int) -> dict[str, ConcurrencyFigures]:
+    try:
+        return closed_loop(session, clients)
+    except Unmeasured as error:
+        return _loop_without(session.bench, clients, str(error))
+
+
+def _without(bench: Bench, scenario: ScenarioName, reason: str) -> dict[str, ScenarioFigures]:
+    return {name: SCENARIOS[scenario].unmeasured(bench.config, reason) for name in bench.names}
+
+
+def _loop_without(bench: Bench, clients: int, reason: str) -> dict[str, ConcurrencyFigures]:
+    return {name: ConcurrencyFigures(clients=clients, reason=reason) for name in bench.names}

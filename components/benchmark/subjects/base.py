@@ -1,0 +1,48 @@
+"""What can be measured: a config that a worker opens in its own process."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from components.contract import Config
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    Arrays = Mapping[str, NDArray[np.generic]]  # input name -> array (rows, ...)
+
+
+@dataclass(frozen=True)
+class Opened:
+    """Something that answers requests.
+
+    predict: answers one request. request: makes a request of named arrays that have a batch in front; it is
+    called before anything is timed. device: "cpu", "cuda", or "remote". stream: the CUDA stream of torch's
+    that it works on, if it is one. thread_safe: whether several threads may call `predict` at once.
+    """
+
+    predict: Callable[[Any], Any]
+    request: Callable[[Arrays], Any]
+    device: str = "cpu"
+    stream: Any = None
+    thread_safe: bool = True
+
+
+class Subject(Config, ABC):
+    """Base of the subjects. A subclass adds `subject: Literal["its-name"]`, its options, and `open`."""
+
+    subject: str
+
+    @abstractmethod
+    def open(self, *, threads: int) -> Opened:
+        """Load it, with so many threads. Called once, in the process that is measured.
+
+        Raises StageFailed if it cannot be loaded.
+        """
+
+    def check(self, opened: Opened) -> None:
+        """Raise StageFailed if it does not answer as it should. Called after the first answer."""

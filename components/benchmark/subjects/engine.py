@@ -1,0 +1,66 @@
+"""An engine of a run, as the stage `export` wrote it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal
+
+from pydantic import Field
+
+from components.artifacts import EngineSpec, open_artifact
+from components.benchmark.subjects.base import Opened, Subject
+from components.contract import validate
+from components.errors import StageFailed
+from components.targets import AnyTarget
+
+if TYPE_CHECKING:
+    from components.benchmark.subjects.base import Arrays
+
+
+class EngineSubject(Subject):
+    """The engine artifact in `folder`, checked against its golden samples. Its one input is x_nchw."""
+
+    subject: Literal["engine"] = "engine"
+    folder: Path
+    golden_tolerance: float = Field(default=0.02, gt=0, le=1)  # of a logit, as a share of the largest
+
+    def open(self, *, threads: int) -> Opened:
+        """Load it with the code of its target; the stage has verified its files."""
+        spec = self._spec()
+        target: AnyTarget = validate(AnyTarget, spec.target, where="the target of the engine")
+        session = target.load(self.folder, spec, threads=threads)
+        device = spec.identity.get("device", "cpu").partition(" ")[0]
+        return Opened(
+            session.predict,
+            _x_nchw,
+            device,
+            stream=getattr(session, "stream", None),
+            thread_safe=getattr(session, "thread_safe", True),
+        )
+
+    def check(self, opened: Opened) -> None:
+        """Raise StageFailed if the golden logits are not reproduced."""
+        import numpy as np
+
+        golden = np.load(self.folder / "golden_logits.npy", allow_pickle=False)
+        logits = opened.predict(np.load(self.folder / "golden_x_nchw.npy", allow_pickle=False))
+        if logits.shape != golden.shape:
+            raise StageFailed(
+                "it does not reproduce its golden outputs",
+                why=f"logits of shape {logits.shape} instead of {golden.shape}",
+            )
+        error = float(np.abs(logits - golden).max() / np.abs(golden).max())
+        if not error <= self.golden_tolerance:  # NaN is an error too
+            raise StageFailed(
+                "it does not reproduce its golden outputs",
+                why=f"a logit is off by {error:.2%} of the largest, {self.golden_tolerance:.2%} is allowed",
+                fix="build the engine again on this machine",
+            )
+
+    def _spec(self) -> EngineSpec:
+        spec: EngineSpec = open_artifact(self.folder, kind="engine", verify=False).spec
+        return spec
+
+
+def _x_nchw(arrays: Arrays) -> object:
+    return arrays["x_nchw"]

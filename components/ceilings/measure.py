@@ -1,0 +1,115 @@
+"""Measure all points of a machine and say which of them are ceilings."""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack
+
+import onnxruntime
+import torch
+
+from components import hardware
+from components.ceilings import bandwidth, gpu
+from components.ceilings.gemm import torch_series
+from components.ceilings.memory_levels import MemoryLevels, available_bytes
+from components.ceilings.onnx_gemm import onnx_series
+from components.ceilings.rounds import Point, Probe, prepare, rates_by_round
+from components.ceilings.stability import figure
+from components.ceilings.stage import CeilingsConfig
+from components.contract import Output, Result
+from components.measurements import BandwidthPoint, CeilingsSpec, GemmPoint
+
+_MEMORY_SHARE = 0.25  # of what is left, for the working sets of one thread count
+
+
+def measure(config: CeilingsConfig, out: Output) -> Result[CeilingsSpec]:
+    """Measure and judge all points; see `components.ceilings.stage.run`."""
+    deadline_s = time.monotonic() + config.time_budget_s
+    threads = sorted(set(config.threads or (1, out.threads)))
+    cpus = sorted(os.sched_getaffinity(0))
+    threads_before, precision_before = torch.get_num_threads(), torch.get_float32_matmul_precision()
+    with ExitStack() as closing:
+        closing.callback(torch.set_num_threads, threads_before)
+        closing.callback(torch.set_float32_matmul_precision, precision_before)
+        probes = list(_probes(config, threads, cpus, closing))
+        timed, reasons = prepare(probes)
+        rates = rates_by_round(
+            timed,
+            rounds=config.rounds,
+            deadline_s=deadline_s,
+            max_spread=config.max_spread,
+            seed=config.seed,
+            progress=lambda done: out.progress(done, config.rounds, "rounds"),
+        )
+    points = [
+        _judged(probe.point, rates.get(index, []), reasons.get(index, ""), config.max_spread)
+        for index, probe in enumerate(probes)
+    ]
+    spec = CeilingsSpec(
+        hardware=_hardware(cpus[: max(threads)]),
+        bandwidths=tuple(point for point in points if isinstance(point, BandwidthPoint)),
+        gemms=tuple(point for point in points if isinstance(point, GemmPoint)),
+    )
+    samples = [
+        {**_identity(probe.point), "rates_per_round": rates.get(index, [])}
+        for index, probe in enumerate(probes)
+    ]
+    (out.path / "samples.json").write_text(json.dumps(samples, indent=0))
+    return Result(spec, _metrics(spec, threads))
+
+
+def _probes(
+    config: CeilingsConfig, threads: Sequence[int], cpus: Sequence[int], closing: ExitStack
+) -> Iterator[Probe]:
+    limit_bytes = int(_MEMORY_SHARE * available_bytes())
+    for count in threads:
+        levels = MemoryLevels.of(cpus[:count])
+        memory_bytes = bandwidth.largest_of_a_thread(levels, count, limit_bytes)
+        crew = closing.enter_context(bandwidth.crew(cpus[:count], memory_bytes))
+        yield from bandwidth.probes(crew, levels, threads=count, limit_bytes=limit_bytes)
+        for series in (*torch_series(count), *onnx_series(count)):
+            yield from series.probes(config.gemm_sizes)
+    if not gpu.absent():
+        yield from gpu.probes(config.gpu_gemm_sizes)
+
+
+def _judged(point: Point, rates: Sequence[float], reason: str, max_spread: float) -> Point:
+    """The point with its figure if it is stable, otherwise with the reason why it has none."""
+    if not rates:
+        return point.model_copy(update={"reason": reason})
+    interval, unstable = figure(rates, max_spread=max_spread)
+    if interval is None:
+        return point.model_copy(update={"reason": unstable, "fastest": max(rates)})
+    name = "gb_per_s" if isinstance(point, BandwidthPoint) else "gflop_per_s"
+    return point.model_copy(update={name: interval})
+
+
+def _identity(point: Point) -> dict[str, object]:
+    return point.model_dump(mode="json", exclude={"gb_per_s", "gflop_per_s", "reason", "fastest"})
+
+
+def _hardware(cpus: Sequence[int]) -> dict[str, str]:
+    """What the figures hold for: the machine, its caches, the libraries."""
+    return {
+        **hardware.identity(),
+        "caches": MemoryLevels.of(cpus).in_words(),
+        "torch": torch.__version__,
+        "onnxruntime": onnxruntime.__version__,
+        "cuda": gpu.absent() or torch.cuda.get_device_name(0),
+    }
+
+
+def _metrics(spec: CeilingsSpec, threads: Sequence[int]) -> dict[str, float]:
+    """The ceilings for the tracker: "dram_gb_per_s_2_threads", "int8_gflop_per_s_1_threads"."""
+    found = {}
+    for device, count in (*(("cpu", count) for count in threads), ("cuda", 1)):
+        whose = f"{count}_threads" if device == "cpu" else "gpu"
+        for level in ("L1", "L2", "L3", "DRAM", "device"):
+            found[f"{level.lower()}_gb_per_s_{whose}"] = spec.bandwidth(level, threads=count, device=device)
+        for precision in ("fp32", "fp16", "bf16", "int8"):
+            rate = spec.arithmetic(precision, threads=count, device=device)
+            found[f"{precision}_gflop_per_s_{whose}"] = rate
+    return {name: interval.value for name, interval in found.items() if interval is not None}

@@ -1,0 +1,184 @@
+"""The diagnosis of a run: profile each engine, put it under the roofs, ask the rules."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from components import hardware
+from components.artifacts import Artifact, DatasetSpec, EngineSpec
+from components.contract import Output, Result, validate
+from components.diagnose.facts import Facts, Peer
+from components.diagnose.layers import Profile
+from components.diagnose.roofs import Judged, Roofs, model_bound, total
+from components.diagnose.rules import findings
+from components.diagnose.stage import DiagnoseConfig
+from components.diagnose.verdict import verdict
+from components.images import load_split, to_x_nchw
+from components.measurements import (
+    CeilingsSpec,
+    DiagnosisSpec,
+    EngineDiagnosis,
+    LayerFigures,
+    MeasurementsSpec,
+)
+from components.targets import AnyTarget
+
+_IMAGES = 32  # distinct test images that the requests cycle through
+
+Engines = Mapping[str, Artifact[EngineSpec]]
+
+
+def examine(
+    config: DiagnoseConfig,
+    engines: Engines,
+    measured: MeasurementsSpec,
+    ceilings: CeilingsSpec,
+    data: Artifact[DatasetSpec],
+    out: Output,
+) -> Result[DiagnosisSpec]:
+    """Diagnose all engines; see `components.diagnose.stage.run`."""
+    roofs = Roofs(ceilings, threads=measured.threads)
+    diagnoses = {}
+    for index, (name, engine) in enumerate(engines.items()):
+        reason = _why_not(name, engine.spec, measured)
+        if reason:
+            diagnoses[name] = EngineDiagnosis(status="not diagnosed", reason=reason)
+        else:
+            profile = _profiled(config, engine, measured.threads, data, out)
+            facts = _facts(name, engines, measured, profile, roofs)
+            diagnoses[name] = _diagnosis(facts, layers=config.layers)
+        out.progress(index + 1, len(engines), "engines", name)
+    spec = DiagnosisSpec(threads=measured.threads, engines=diagnoses, notes=roofs.stand_ins())
+    shares = {name: one.share_of_roof for name, one in diagnoses.items()}
+    metrics = {f"share_of_roof/{name}": share for name, share in shares.items() if share is not None}
+    return Result(spec, metrics=metrics)
+
+
+def _why_not(name: str, engine: EngineSpec, measured: MeasurementsSpec) -> str:
+    """Why an engine cannot be diagnosed; empty if it can."""
+    figures = measured.engines.get(name)
+    if engine.status != "built":
+        return f"not built: {engine.reason}"
+    if measured.invalid:
+        return f"the measurement is invalid: {measured.invalid}"
+    if figures is None or figures.latency_ms_p50 is None:
+        return "its latency at batch 1 was not measured"
+    if engine.target["target"] not in ("eager", "onnx"):
+        return f"layers of {engine.target['target']} run on a GPU, and layers are timed on the CPU only"
+    if not engine.identity["device"].startswith("cpu"):
+        return f"it runs on {engine.identity['device']}, and layers are timed on the CPU only"
+    return ""
+
+
+def _profiled(
+    config: DiagnoseConfig,
+    engine: Artifact[EngineSpec],
+    threads: int,
+    data: Artifact[DatasetSpec],
+    out: Output,
+) -> Profile:
+    images_nhwc, _ = load_split(data, "test")
+    rows = np.linspace(0, len(images_nhwc) - 1, min(_IMAGES, len(images_nhwc))).astype(int)
+    x_nchw = to_x_nchw(images_nhwc[rows], engine.spec.input)
+    target: AnyTarget = validate(AnyTarget, engine.spec.target, where="the target of the engine")
+    session = target.load(engine.path, engine.spec, threads=threads)  # refuses what this machine cannot run
+    if target.target == "eager":
+        from components.diagnose import torch_profile
+
+        return torch_profile.profile(session, x_nchw, threads=threads, config=config)
+    from components.diagnose import onnx_profile
+
+    return onnx_profile.profile(
+        engine.path / engine.spec.file, x_nchw, threads=threads, config=config, scratch=out.scratch
+    )
+
+
+# -------------------------------------------------------------------------------------------------- the facts
+
+
+def _facts(name: str, engines: Engines, measured: MeasurementsSpec, profile: Profile, roofs: Roofs) -> Facts:
+    figures = measured.engines[name]
+    assert figures.latency_ms_p50 is not None
+    time_us = 1e3 * figures.latency_ms_p50.value
+    all_weight_bytes = sum(layer.weight_bytes for layer in profile.layers)
+    layers = tuple(roofs.judge(layer, all_weight_bytes=all_weight_bytes) for layer in profile.layers)
+    peaks = {precision: roofs.gflop_per_s(precision) for precision in ("fp32", "fp16", "bf16", "int8")}
+    methods = figures.methods
+    return Facts(
+        name=name,
+        spec=engines[name].spec,
+        figures=figures,
+        profile=profile,
+        layers=layers,
+        time_us=time_us,
+        roof_us=total([judged.roof_us for judged in layers]),
+        bound=model_bound(layers, time_us),
+        threads=measured.threads,
+        lanes=vector_lanes(),
+        peaks={precision: peak for precision, peak in peaks.items() if peak is not None},
+        sign_rates=roofs.sign_rates(),
+        unquantized=_peer(name, engines, measured, without={"quantize"}) if "quantize" in methods else None,
+        # Distilling changes weights and no shape.
+        unpruned=_peer(name, engines, measured, without={"prune", "distill"}) if "prune" in methods else None,
+    )
+
+
+def vector_lanes() -> int:
+    """How many fp32 numbers a vector of this CPU holds."""
+    flags = hardware.cpu_flags()
+    return 16 if "avx512f" in flags else 8 if "avx2" in flags else 4
+
+
+def _peer(name: str, engines: Engines, measured: MeasurementsSpec, *, without: set[str]) -> Peer | None:
+    """The measured engine on the same target whose network had the same done to it, but for `without`."""
+    own = engines[name].spec
+    wanted = tuple(method for method in own.methods if method not in without)
+    for other, engine in engines.items():
+        figures = measured.engines.get(other)
+        same = engine.spec.target == own.target and engine.spec.methods == wanted
+        if same and figures is not None and figures.latency_ms_p50 is not None:
+            return Peer(other, engine.spec, figures)
+    return None
+
+
+# -------------------------------------------------------------------------------------------- what is written
+
+
+def _diagnosis(facts: Facts, *, layers: int) -> EngineDiagnosis:
+    """The figures of the whole engine, and of its slowest `layers` in the order they run."""
+    found = findings(facts)
+    by_time = sorted(enumerate(facts.layers), key=lambda item: -item[1].layer.time_us)
+    kept = sorted(index for index, _ in by_time[:layers])
+    return EngineDiagnosis(
+        status="diagnosed",
+        flops=sum(judged.layer.flops for judged in facts.layers),
+        bytes=sum(judged.layer.bytes for judged in facts.layers),
+        time_us=round(facts.time_us, 3),
+        profiled_us=round(facts.profiled_us, 3),
+        roof_us=_rounded(facts.roof_us),
+        share_of_roof=_rounded(facts.roof_us / facts.time_us if facts.roof_us is not None else None),
+        bound=facts.bound,
+        layers=tuple(_layer_figures(facts.layers[index]) for index in kept),
+        verdict=verdict(facts, found),
+        findings=tuple(item.finding for item in found),
+    )
+
+
+def _layer_figures(judged: Judged) -> LayerFigures:
+    layer = judged.layer
+    return LayerFigures(
+        name=layer.name,
+        op=layer.op,
+        precision=layer.precision,
+        flops=layer.flops,
+        bytes=layer.bytes,
+        time_us=round(layer.time_us, 3),
+        bound=judged.bound,
+        share_of_roof=_rounded(judged.share_of_roof),
+    )
+
+
+def _rounded(value: float | None) -> float | None:
+    return None if value is None else round(value, 4)

@@ -1,0 +1,127 @@
+"""All that was measured of one engine, as the rules ask for it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+
+from components.artifacts import EngineSpec
+from components.diagnose.layers import Profile
+from components.diagnose.onnx_counts import CONVERSIONS, LAYOUT
+from components.diagnose.roofs import Bound, Judged
+from components.measurements import EngineFigures
+
+# Work that the ceilings allow to be done in less: starting a kernel and waking its threads takes as long.
+_TINY_US = 2.0
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Another engine of the run that differs from this one by what was done to the network."""
+
+    name: str
+    spec: EngineSpec
+    figures: EngineFigures
+
+    @property
+    def time_us(self) -> float:
+        """Its p50 at batch 1."""
+        assert self.figures.latency_ms_p50 is not None
+        return 1e3 * self.figures.latency_ms_p50.value
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What is known of an engine.
+
+    time_us: p50 of the benchmark at batch 1. peaks: the fastest GEMM of each precision, Gflop/s. lanes: fp32
+    numbers in a vector of this CPU. unquantized: the engine of the same network in fp32; unpruned: that of
+    the network before channels were removed, in the same precision; both on the same target.
+    """
+
+    name: str
+    spec: EngineSpec
+    figures: EngineFigures
+    profile: Profile
+    layers: tuple[Judged, ...]
+    time_us: float
+    roof_us: float | None
+    bound: Bound | None
+    threads: int
+    lanes: int
+    peaks: Mapping[str, float]
+    sign_rates: tuple[float, float] | None = (
+        None  # int8 GEMM with signed and with unsigned activations, Gflop/s
+    )
+    unquantized: Peer | None = None
+    unpruned: Peer | None = None
+
+    @property
+    def profiled_us(self) -> float:
+        """What the layers add up to."""
+        return sum(judged.layer.time_us for judged in self.layers)
+
+    @property
+    def whole_us(self) -> float:
+        """What shares refer to: a request, or the layers where the profiler saw them take longer."""
+        return max(self.time_us, self.profiled_us)
+
+    @property
+    def outside_us(self) -> float:
+        """The time of a request in which no layer runs: dispatch, and the way in and out."""
+        return max(0.0, self.time_us - self.profiled_us)
+
+    @property
+    def dispatch_us(self) -> float:
+        """The time that goes into starting kernels, and into what lies between them."""
+        return self.outside_us + sum(judged.excess_us for judged in self.tiny)
+
+    def share(self, layers: Iterable[Judged]) -> float:
+        """The share of the time that `layers` take."""
+        return time_of(layers) / self.whole_us
+
+    @property
+    def conversions(self) -> tuple[Judged, ...]:
+        """Layers that quantize or dequantize."""
+        return tuple(judged for judged in self.layers if judged.layer.op in CONVERSIONS)
+
+    @property
+    def reorders(self) -> tuple[Judged, ...]:
+        """Layers that only lay out their input anew."""
+        return tuple(judged for judged in self.layers if judged.layer.op in LAYOUT)
+
+    @property
+    def in_fp32(self) -> tuple[Judged, ...]:
+        """Layers that compute in fp32."""
+        return tuple(
+            judged
+            for judged in self.layers
+            if judged.layer.precision == "fp32" and judged.layer.flops and judged.layer.op not in CONVERSIONS
+        )
+
+    @property
+    def weighted(self) -> tuple[Judged, ...]:
+        """Convolutions and products with weights."""
+        return tuple(judged for judged in self.layers if judged.layer.out_channels)
+
+    @property
+    def computes_more_than_it_moves(self) -> bool:
+        """Whether the ceilings give more of the time to arithmetic than to memory."""
+        return sum(judged.compute_us or 0.0 for judged in self.layers) >= sum(
+            judged.memory_us or 0.0 for judged in self.layers
+        )
+
+    @property
+    def tiny(self) -> tuple[Judged, ...]:
+        """Layers with so little work that starting them takes longer."""
+        return tuple(judged for judged in self.layers if is_tiny(judged))
+
+
+def is_tiny(judged: Judged) -> bool:
+    """Whether a layer has so little work that starting it takes longer."""
+    return judged.bound == "overhead" and (judged.roof_us or 0.0) < _TINY_US
+
+
+def time_of(layers: Iterable[Judged]) -> float:
+    """Microseconds that `layers` take."""
+    return sum(judged.layer.time_us for judged in layers)

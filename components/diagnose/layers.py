@@ -1,0 +1,64 @@
+"""What a profile of an engine holds, whatever runtime it came from."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+Precision = Literal["fp32", "fp16", "bf16", "int8"]
+
+
+@dataclass(frozen=True)
+class Layer:
+    """What one node of the graph that really runs computes and moves, and how long it takes.
+
+    flops: 2 per multiply-accumulate, of the channels that the network has; a kernel may compute more to fill
+    its vectors. time_us: a request's, see `typical_us`. in_channels, out_channels: of a convolution or a
+    product with a weight matrix, 0 of all else.
+    """
+
+    name: str
+    op: str
+    precision: Precision
+    flops: int
+    weight_bytes: int
+    activation_bytes: int  # inputs that are not weights, and outputs, each once
+    time_us: float
+    in_channels: int = 0
+    out_channels: int = 0
+    groups: int = 1
+
+    @property
+    def bytes(self) -> int:
+        """Weights, inputs and outputs, each once."""
+        return self.weight_bytes + self.activation_bytes
+
+
+@dataclass(frozen=True)
+class Profile:
+    """The layers of an engine in the order they run, and two comparisons, each timed in turns.
+
+    one_thread_us and all_threads_us: a whole request without the profiler. signed_us and unsigned_us: the
+    same, on one thread, of an int8 engine as it is and with its activations shifted to uint8; None where
+    they are uint8 already.
+    """
+
+    layers: tuple[Layer, ...]
+    one_thread_us: float
+    all_threads_us: float
+    signed_us: float | None = None
+    unsigned_us: float | None = None
+
+
+def typical_us(durations_us: Sequence[float]) -> float:
+    """The mean of the middle half: as robust as a median, and finer where a clock gives whole numbers."""
+    ordered = sorted(durations_us)
+    quarter = len(ordered) // 4
+    middle = ordered[quarter : len(ordered) - quarter]
+    return sum(middle) / len(middle)
+
+
+def requests_within(seconds: float, request_ms: float, *, least: int, most: int) -> int:
+    """How many requests of `request_ms` fit in `seconds`, between `least` and `most`."""
+    return max(least, min(most, int(1000 * seconds / max(request_ms, 1e-3))))

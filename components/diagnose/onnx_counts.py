@@ -1,0 +1,135 @@
+"""FLOPs of the nodes of an ONNX graph as ONNX Runtime runs it, its fused and quantized ones included."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+Shape = tuple[int, ...]
+
+CONVOLUTIONS = {"Conv": 1, "FusedConv": 1, "NhwcFusedConv": 1, "ConvInteger": 1, "QLinearConv": 3}
+PRODUCTS = {
+    "Gemm": 1,
+    "FusedGemm": 1,
+    "MatMul": 1,
+    "FusedMatMul": 1,
+    "FusedMatMulActivation": 1,
+    "MatMulInteger": 1,
+    "MatMulIntegerToFloat": 1,
+    "DynamicQuantizeMatMul": 1,
+    "QLinearMatMul": 3,
+    "QGemm": 3,
+}  # op -> which of its inputs is the weights
+CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
+LAYOUT = frozenset({"ReorderInput", "ReorderOutput", "Transpose"})
+
+_VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Shape"})  # move no data
+_MOVES = LAYOUT | {"Cast", "Concat", "Expand", "Gather", "Pad", "Slice", "Split", "Tile", "QLinearConcat"}
+_PER_INPUT = frozenset({"ReduceMean", "ReduceSum", "ReduceMax", "GlobalAveragePool", "GlobalMaxPool"}) | {
+    "QLinearGlobalAveragePool"
+}
+# Operations on each element of the output, for what is more than one: a softmax subtracts the largest, takes
+# the exponential, adds up and divides; a normalisation takes a mean, a variance, scales and shifts.
+_PER_OUTPUT = {
+    "Softmax": 5,
+    "QLinearSoftmax": 5,
+    "LayerNormalization": 8,
+    "SkipLayerNormalization": 9,
+    "BatchNormalization": 2,
+}
+_QUANTIZED_WITHOUT_PREFIX = frozenset(
+    {"ConvInteger", "MatMulInteger", "MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QGemm", "QAttention"}
+)
+
+
+@dataclass(frozen=True)
+class Node:
+    """A node with the shapes of what goes in and out. weights: that of its weights, () if it has none."""
+
+    op: str
+    attributes: dict[str, Any]
+    inputs: tuple[Shape, ...]  # an input that is absent or unknown has the shape ()
+    outputs: tuple[Shape, ...]
+    weights: Shape = ()
+
+    @property
+    def channels_last(self) -> bool:
+        """Whether its activations are (batch, height, width, channels)."""
+        return self.op.startswith("Nhwc") or bool(self.attributes.get("channels_last"))
+
+
+def is_quantized(op: str) -> bool:
+    """Whether `op` computes with int8 numbers."""
+    return op.startswith("QLinear") or op in _QUANTIZED_WITHOUT_PREFIX
+
+
+def is_view(op: str) -> bool:
+    """Whether `op` gives its input another shape and moves nothing."""
+    return op in _VIEWS
+
+
+def flops(node: Node) -> int:
+    """Operations of `node`, 2 per multiply-accumulate; 0 of what only moves or converts data."""
+    if node.op in _VIEWS | _MOVES | CONVERSIONS or not node.outputs:
+        return 0
+    results = math.prod(node.outputs[0])
+    if node.op in CONVOLUTIONS:
+        return _convolution_flops(node)
+    if node.op == "ConvTranspose":
+        return 2 * math.prod(node.inputs[0]) * math.prod(node.weights[1:])
+    if node.op in PRODUCTS:
+        inner = node.inputs[0][-2 if node.attributes.get("transA") else -1]
+        return 2 * results * inner
+    if node.op in ("MultiHeadAttention", "Attention", "QAttention"):
+        return _attention_flops(node)
+    if "Pool" in node.op and node.op not in _PER_INPUT:
+        return results * int(math.prod(node.attributes.get("kernel_shape", ())))
+    if node.op in _PER_INPUT:
+        return math.prod(node.inputs[0])
+    return results * _PER_OUTPUT.get(node.op, 1)
+
+
+def _convolution_flops(node: Node) -> int:
+    """Of the channels that the weights have: in a blocked layout the outputs have some more."""
+    out_channels, *of_each = node.weights
+    shape = node.outputs[0]
+    positions = shape[0] * math.prod(shape[1:-1] if node.channels_last else shape[2:])
+    return 2 * positions * out_channels * math.prod(of_each)
+
+
+def _attention_flops(node: Node) -> int:
+    """Scores and their product with the values; with packed weights also the three projections."""
+    batch, queries, hidden = node.outputs[0]
+    projections = 0
+    keys = queries
+    if node.weights:  # (input, 3 * hidden)
+        projections = 2 * batch * queries * math.prod(node.weights)
+    elif len(node.inputs) > 1 and len(node.inputs[1]) == 3:
+        keys = node.inputs[1][1]
+    return projections + 2 * 2 * batch * queries * keys * hidden
+
+
+def channels(node: Node) -> tuple[int, int, int]:
+    """(input channels, output channels, groups) of a layer with weights; zeros of all else."""
+    if node.op in CONVOLUTIONS and node.weights:
+        groups = int(node.attributes.get("group", 1))
+        return node.weights[1] * groups, node.weights[0], groups
+    if node.op in PRODUCTS and len(node.weights) == 2:
+        turned = bool(node.attributes.get("transB"))
+        rows, columns = node.weights
+        return (columns, rows, 1) if turned else (rows, columns, 1)
+    return 0, 0, 1
+
+
+def weight_input(op: str) -> int | None:
+    """Which input of `op` is its weights."""
+    if op in ("ConvTranspose", "Attention", "QAttention"):
+        return 1
+    return CONVOLUTIONS.get(op, PRODUCTS.get(op))
+
+
+def nbytes(shape: Sequence[int], itemsize: int) -> int:
+    """Bytes of a tensor."""
+    return math.prod(shape) * itemsize

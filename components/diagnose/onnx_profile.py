@@ -1,0 +1,315 @@
+"""ONNX Runtime's own profiler on an engine: the graph that it really runs, and the time of each node.
+
+What it runs is not the file: it fuses, quantizes and lays out anew. So it also writes that graph, and FLOPs
+and bytes are counted there, from the shapes that the profiler saw.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import tempfile
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnxruntime
+from numpy.typing import NDArray
+from onnx import TensorProto, helper, numpy_helper
+
+from components.diagnose import onnx_counts
+from components.diagnose.layers import Layer, Precision, Profile, requests_within, typical_us
+from components.diagnose.onnx_counts import Node, Shape
+from components.diagnose.stage import DiagnoseConfig
+from components.targets.onnx_session import PROVIDERS, OnnxSession, latencies_ms, session_options
+
+_EVENT = "_kernel_time"
+_EMPTY_KERNELS = 16
+_WARMUP = 5
+_LEAST_REQUESTS = 10
+_MOST_EVENTS = 8_000  # each is a kilobyte of JSON
+_ITEMSIZE = {"float": 4, "float16": 2, "bfloat16": 2, "uint8": 1, "int8": 1, "bool": 1, "int32": 4}
+_LARGE_ITEMSIZE = 8  # int64, double
+
+Images = NDArray[np.float32]  # (images, channels, height, width)
+
+
+def profile(file: Path, x_nchw: Images, *, threads: int, config: DiagnoseConfig, scratch: Path) -> Profile:
+    """The layers of the ONNX file on the CPU, one image of `x_nchw` a request."""
+    one, all_ = _threads_compared(file, x_nchw, threads)
+    graph = onnx.load(file)
+    most = min(config.requests, max(_LEAST_REQUESTS, _MOST_EVENTS // len(graph.graph.node)))
+    requests = requests_within(config.seconds, all_ / 1e3, least=_LEAST_REQUESTS, most=most)
+    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+        place = Path(folder)
+        named = place / "named.onnx"
+        _name_all_nodes(graph)
+        onnx.save(graph, named)
+        durations_us, shapes = _events(named, x_nchw, requests, threads, place)
+        times_us = _without_profiler(durations_us, threads, place)
+        layers = _layers(_optimized(place / "run.onnx"), _unblocked(named, place), times_us, shapes)
+        signed_us, unsigned_us = _signs_compared(file, graph, x_nchw, place)
+    return Profile(layers, one, all_, signed_us, unsigned_us)
+
+
+# ------------------------------------------------------------------------------------- running with a profile
+
+
+def _name_all_nodes(graph: onnx.ModelProto) -> None:
+    """Give each node a name of its own: the profiler tells nodes apart by it."""
+    seen: set[str] = set()
+    for index, node in enumerate(graph.graph.node):
+        if not node.name or node.name in seen:
+            node.name = f"{node.op_type}_{index}"
+        seen.add(node.name)
+
+
+def _events(
+    file: Path, x_nchw: Images, requests: int, threads: int, place: Path
+) -> tuple[dict[str, list[float]], dict[str, tuple[Shapes, Shapes]]]:
+    """Durations in microseconds of each node, and the shapes of its inputs and outputs."""
+    options = session_options(threads)
+    options.enable_profiling = True
+    options.profile_file_prefix = str(place / "profile")
+    options.optimized_model_filepath = str(place / "run.onnx")
+    session = onnxruntime.InferenceSession(file, options, providers=PROVIDERS["cpu"])
+    name = session.get_inputs()[0].name
+    for index in range(_WARMUP + requests):
+        row = index % len(x_nchw)
+        session.run(None, {name: x_nchw[row : row + 1]})
+    events = json.loads(Path(session.end_profiling()).read_bytes())
+    durations_us: dict[str, list[float]] = defaultdict(list)
+    shapes = {}
+    for event in events:
+        if event["cat"] == "Node" and event["name"].endswith(_EVENT):
+            node = event["name"].removesuffix(_EVENT)
+            durations_us[node].append(event["dur"])
+            arguments = event["args"]
+            shapes[node] = (_typed(arguments["input_type_shape"]), _typed(arguments["output_type_shape"]))
+    return {node: times[_WARMUP:] for node, times in durations_us.items()}, shapes
+
+
+def _without_profiler(durations_us: dict[str, list[float]], threads: int, place: Path) -> dict[str, float]:
+    """The time of each node less what the profiler adds to a kernel, a few microseconds.
+
+    That is measured on kernels with nothing to do: a chain of negations of one number.
+    """
+    links = [f"link_{index}" for index in range(_EMPTY_KERNELS + 1)]
+    nodes = [helper.make_node("Neg", [a], [b], name=b) for a, b in pairwise(links)]
+    ends = [
+        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch"]) for name in (links[0], links[-1])
+    ]
+    graph = helper.make_graph(nodes, "empty kernels", ends[:1], ends[1:])
+    model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
+    (place / "empty").mkdir()
+    onnx.save(model, place / "empty" / "kernels.onnx")
+    empty_us, _ = _events(
+        place / "empty" / "kernels.onnx", np.zeros(1, np.float32), 50, threads, place / "empty"
+    )
+    cost_us = min(typical_us(times) for times in empty_us.values())
+    return {node: max(0.0, typical_us(times) - cost_us) for node, times in durations_us.items()}
+
+
+Shapes = list[tuple[str, Shape]]  # element type as ONNX Runtime spells it, and shape
+
+
+def _typed(listed: list[dict[str, list[int]]]) -> Shapes:
+    return [(kind, tuple(shape)) for entry in listed for kind, shape in entry.items()]
+
+
+# ----------------------------------------------------------------------------------------- counting its graph
+
+
+@dataclass(frozen=True)
+class _Graph:
+    """The nodes of a graph by name, and the shape and bytes of each constant."""
+
+    nodes: dict[str, onnx.NodeProto]
+    constants: dict[str, tuple[Shape, int]]
+
+    def weights_of(self, node: onnx.NodeProto) -> str:
+        """The name of the constant that holds the weights of `node`; empty if it has none."""
+        index = onnx_counts.weight_input(node.op_type)
+        if index is None or index >= len(node.input) or node.input[index] not in self.constants:
+            return ""
+        name: str = node.input[index]
+        return name
+
+
+def _optimized(file: Path) -> _Graph:
+    graph = onnx.load(file).graph
+    constants = {
+        tensor.name: (
+            tuple(tensor.dims),
+            math.prod(tensor.dims) * helper.tensor_dtype_to_np_dtype(tensor.data_type).itemsize,
+        )
+        for tensor in graph.initializer
+    }
+    return _Graph({node.name: node for node in graph.node}, constants)
+
+
+def _unblocked(file: Path, place: Path) -> dict[str, tuple[str, Shape]]:
+    """Name and shape of the weights behind each tensor that a convolution gives, before the blocked layout.
+
+    That layout fills channels up to whole vectors, so its weights have more than the network.
+    """
+    options = session_options(1)
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_ENABLE_EXTENDED
+    options.optimized_model_filepath = str(place / "unblocked.onnx")
+    onnxruntime.InferenceSession(file, options, providers=PROVIDERS["cpu"])
+    graph = _optimized(place / "unblocked.onnx")
+    found = {}
+    for node in graph.nodes.values():
+        if name := graph.weights_of(node):
+            found[node.output[0]] = (name, graph.constants[name][0])
+    return found
+
+
+def _layers(
+    graph: _Graph,
+    unblocked: dict[str, tuple[str, Shape]],
+    times_us: dict[str, float],
+    shapes: dict[str, tuple[Shapes, Shapes]],
+) -> tuple[Layer, ...]:
+    tensors: dict[str, tuple[str, Shape]] = {}
+    for name, (_, given) in shapes.items():
+        outputs = [output for output in graph.nodes[name].output if output] if name in graph.nodes else []
+        tensors.update(zip(outputs, given, strict=False))
+    return tuple(
+        _layer(name, graph, unblocked, tensors, shapes[name], time_us)
+        for name, time_us in times_us.items()
+        if name in graph.nodes  # else it is inside a loop or a branch, whose own event covers it
+    )
+
+
+def _layer(
+    name: str,
+    graph: _Graph,
+    unblocked: dict[str, tuple[str, Shape]],
+    tensors: dict[str, tuple[str, Shape]],
+    seen: tuple[Shapes, Shapes],
+    time_us: float,
+) -> Layer:
+    proto = graph.nodes[name]
+    fed, given = seen
+    inputs = [
+        graph.constants[tensor][0] if tensor in graph.constants else tensors.get(tensor, ("", ()))[1]
+        for tensor in proto.input
+    ]
+    if fed and proto.input and not inputs[0]:
+        inputs[0] = fed[0][1]  # the input of the whole graph
+    index = onnx_counts.weight_input(proto.op_type)
+    weights = inputs[index] if index is not None and index < len(inputs) else ()
+    weights_name = graph.weights_of(proto)
+    # The blocked convolution of a tensor is named after it: "relu_nchwc", "relu_nchwc_token_3".
+    weights_name, weights = unblocked.get(name.partition("_nchwc")[0], (weights_name, weights))
+    node = Node(
+        proto.op_type,
+        {attribute.name: helper.get_attribute_value(attribute) for attribute in proto.attribute},
+        tuple(inputs),
+        tuple(shape for _, shape in given),
+        weights,
+    )
+    in_channels, out_channels, groups = onnx_counts.channels(node)
+    constant_bytes = sum(graph.constants[tensor][1] for tensor in proto.input if tensor in graph.constants)
+    moving = [tensors[tensor] for tensor in dict.fromkeys(proto.input) if tensor in tensors] or fed[:1]
+    return Layer(
+        name=_layer_name(weights_name) or name,
+        op=proto.op_type,
+        precision=_precision(proto.op_type, given),
+        flops=onnx_counts.flops(node),
+        weight_bytes=constant_bytes,
+        activation_bytes=0 if onnx_counts.is_view(proto.op_type) else _bytes([*moving, *given]),
+        time_us=time_us,
+        in_channels=in_channels,
+        out_channels=out_channels,
+        groups=groups,
+    )
+
+
+def _layer_name(weights: str) -> str:
+    """The layer of the network that a weight belongs to: "layer1.0.conv1" of "layer1.0.conv1.weight"."""
+    layer, found, _ = weights.partition(".weight")
+    return layer if found else ""
+
+
+def _bytes(tensors: Shapes) -> int:
+    return sum(math.prod(shape) * _ITEMSIZE.get(kind, _LARGE_ITEMSIZE) for kind, shape in tensors)
+
+
+def _precision(op: str, given: Shapes) -> Precision:
+    kind = given[0][0] if given else ""
+    if onnx_counts.is_quantized(op) or kind in ("int8", "uint8"):
+        return "int8"
+    return "fp16" if kind == "float16" else "bf16" if kind == "bfloat16" else "fp32"
+
+
+# ------------------------------------------------------------------------------------------------ comparisons
+
+
+def _threads_compared(file: Path, x_nchw: Images, threads: int) -> tuple[float, float]:
+    """Microseconds of a request with one thread, and with `threads`."""
+    sessions = {"one": OnnxSession(file, device="cpu", threads=1)}
+    if threads > 1:
+        sessions["all"] = OnnxSession(file, device="cpu", threads=threads)
+    measured = _in_turns(sessions, x_nchw)
+    return measured["one"], measured.get("all", measured["one"])
+
+
+def _signs_compared(
+    file: Path, graph: onnx.ModelProto, x_nchw: Images, place: Path
+) -> tuple[float | None, float | None]:
+    """Microseconds of a request as it is, and with signed activations made unsigned; None if none are."""
+    if not _make_unsigned(graph):
+        return None, None
+    onnx.save(graph, place / "unsigned.onnx")
+    measured = _in_turns(
+        {
+            "signed": OnnxSession(file, device="cpu", threads=1),
+            "unsigned": OnnxSession(place / "unsigned.onnx", device="cpu", threads=1),
+        },
+        x_nchw,
+    )
+    return measured["signed"], measured["unsigned"]
+
+
+def _in_turns(sessions: dict[str, OnnxSession], x_nchw: Images) -> dict[str, float]:
+    """Microseconds of a request to each session, in about a third of a second."""
+    once_ms = sum(latencies_ms(sessions, x_nchw[:1], rounds=2, requests=1).values())
+    rounds = requests_within(0.3, once_ms, least=3, most=200)
+    return {
+        name: 1e3 * ms for name, ms in latencies_ms(sessions, x_nchw[:1], rounds=rounds, requests=1).items()
+    }
+
+
+def _make_unsigned(graph: onnx.ModelProto) -> bool:
+    """Shift every int8 activation to uint8, which changes no value; returns whether there was any.
+
+    q = x / scale + z in [-128, 127] becomes q + 128 = x / scale + (z + 128) in [0, 255].
+    """
+    constants = {tensor.name: tensor for tensor in graph.graph.initializer}
+    shifted = set()
+    for node in _activation_quantizers(graph, set(constants)):
+        zero_point = node.input[2]
+        if constants[zero_point].data_type != TensorProto.INT8:
+            continue
+        node.input[2] = f"{zero_point}_unsigned"
+        if zero_point not in shifted:
+            shifted.add(zero_point)
+            value = numpy_helper.to_array(constants[zero_point]).astype(np.int16) + 128
+            graph.graph.initializer.append(numpy_helper.from_array(value.astype(np.uint8), node.input[2]))
+    return bool(shifted)
+
+
+def _activation_quantizers(graph: onnx.ModelProto, constants: set[str]) -> Iterator[Any]:
+    """The Q/DQ nodes on activations whose zero points are constants."""
+    for node in graph.graph.node:
+        if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or len(node.input) < 3:
+            continue
+        if node.input[0] not in constants and node.input[2] in constants:
+            yield node

@@ -1,0 +1,154 @@
+"""The roofline model on measured ceilings: the least time that a layer can take on this machine.
+
+After S. Williams, A. Waterman and D. Patterson, "Roofline: an insightful visual performance model for
+multicore architectures", CACM 52 (2009), with one slope for each level of the memory.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from components.diagnose.layers import Layer
+from components.measurements import CeilingsSpec
+
+Bound = Literal["compute", "memory", "overhead"]
+
+# Where the roofs explain less of the time than this, something else takes most of it.
+EXPLAINED = 0.5
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A layer under the roofs. compute_us, memory_us: the least time for its FLOPs, and for its bytes.
+
+    They are None where the machine has no stable ceiling for it.
+    """
+
+    layer: Layer
+    compute_us: float | None
+    memory_us: float | None
+
+    @property
+    def roof_us(self) -> float | None:
+        """The least time that the ceilings allow."""
+        if self.compute_us is None or self.memory_us is None:
+            return None
+        return max(self.compute_us, self.memory_us)
+
+    @property
+    def share_of_roof(self) -> float | None:
+        """The least time as a share of the measured one; None where it does no arithmetic."""
+        if self.roof_us is None or not self.layer.flops or not self.layer.time_us:
+            return None
+        return self.roof_us / self.layer.time_us
+
+    @property
+    def bound(self) -> Bound | None:
+        """What it spends its time on."""
+        return bound_of(self.compute_us, self.memory_us, self.roof_us, self.layer.time_us)
+
+    @property
+    def excess_us(self) -> float:
+        """The time beyond what the ceilings allow; all of it where they are unknown."""
+        return max(0.0, self.layer.time_us - (self.roof_us or 0.0))
+
+
+def bound_of(
+    compute_us: float | None, memory_us: float | None, roof_us: float | None, time_us: float
+) -> Bound | None:
+    """Whether arithmetic or memory explains a time, or neither explains half of it."""
+    if compute_us is None or memory_us is None or roof_us is None:
+        return None
+    if roof_us < EXPLAINED * time_us:
+        return "overhead"
+    return "compute" if compute_us >= memory_us else "memory"
+
+
+class Roofs:
+    """The ceilings of this machine's CPU with `threads` threads.
+
+    Where one was not stable something stands in for it, and `stand_ins` says what.
+    """
+
+    def __init__(self, ceilings: CeilingsSpec, *, threads: int) -> None:
+        self._ceilings, self._threads = ceilings, threads
+        # Sorted by size, so that the first that holds some bytes is the smallest.
+        self._levels = sorted(
+            (point.working_set_bytes, point.level) for point in ceilings.bandwidths if point.device == "cpu"
+        )
+
+    def gflop_per_s(self, precision: str) -> float | None:
+        """The fastest measured matrix product."""
+        roof = self._ceilings.arithmetic_roof(precision, threads=self._threads)
+        return roof.rate if roof else None
+
+    def gb_per_s(self, working_set_bytes: int) -> float | None:
+        """The bandwidth of the smallest level of the memory in which so many bytes were measured.
+
+        If that is unknown, of the nearest faster level.
+        """
+        faster = [name for size, name in self._levels if size < working_set_bytes]
+        fitting = [name for size, name in self._levels if size >= working_set_bytes][:1]
+        for level in (*fitting, *dict.fromkeys(reversed(faster))):
+            roof = self._ceilings.bandwidth_roof(level, threads=self._threads)
+            if roof:
+                return roof.rate
+        return None
+
+    def sign_rates(self) -> tuple[float, float] | None:
+        """Gflop/s of int8 products with signed and with unsigned activations; None unless both are known."""
+        rates: dict[str, float] = {}
+        for point in self._ceilings.gemms:
+            sign = point.library.rpartition(" ")[2]
+            if sign in ("S8S8", "U8S8") and point.threads == self._threads and point.gflop_per_s:
+                rates[sign] = max(rates.get(sign, 0.0), point.gflop_per_s.value)
+        return (rates["S8S8"], rates["U8S8"]) if len(rates) == 2 else None
+
+    def stand_ins(self) -> tuple[str, ...]:
+        """What stands in for ceilings that were not stable, in words."""
+        roofs = {
+            f"{precision} arithmetic": self._ceilings.arithmetic_roof(precision, threads=self._threads)
+            for precision in ("fp32", "int8")
+        } | {
+            f"{level} bandwidth": self._ceilings.bandwidth_roof(level, threads=self._threads)
+            for level in dict.fromkeys(name for _, name in self._levels)
+        }
+        unknown = [what for what, roof in roofs.items() if roof is None]
+        notes = [f"not known: {', '.join(unknown)}"] if unknown else []
+        for stand_in in dict.fromkeys(roof.stand_in for roof in roofs.values() if roof and roof.stand_in):
+            which = [what for what, roof in roofs.items() if roof and roof.stand_in == stand_in]
+            notes.append(f"not stable, so {stand_in} stands in: {', '.join(which)}")
+        threads = "one thread" if self._threads == 1 else f"{self._threads} threads"
+        return tuple(f"ceilings of {threads} {note}" for note in notes)
+
+    def judge(self, layer: Layer, *, all_weight_bytes: int) -> Judged:
+        """`layer` under the roofs, of an engine whose weights have `all_weight_bytes`.
+
+        Activations come from the level that holds those of the layer: the layer before has just written
+        them. Weights come from the level that holds the weights of the whole engine: between two uses of
+        one, all others are read.
+        """
+        peak = self.gflop_per_s(layer.precision)
+        compute_us = layer.flops / peak / 1e3 if peak else 0.0 if not layer.flops else None
+        near = self.gb_per_s(layer.activation_bytes)
+        far = self.gb_per_s(all_weight_bytes + layer.activation_bytes)
+        memory_us = None
+        if near and far:
+            memory_us = layer.activation_bytes / near / 1e3 + layer.weight_bytes / far / 1e3
+        return Judged(layer, compute_us, memory_us)
+
+
+def total(times_us: list[float | None]) -> float | None:
+    """The sum, or None where one is unknown."""
+    known = [time_us for time_us in times_us if time_us is not None]
+    return sum(known) if len(known) == len(times_us) else None
+
+
+def model_bound(layers: tuple[Judged, ...], time_us: float) -> Bound | None:
+    """What binds a whole engine: of the time that the roofs explain, the larger part."""
+    roof_us = total([judged.roof_us for judged in layers])
+    by_arithmetic = sum(
+        judged.roof_us or 0.0 for judged in layers if (judged.compute_us or 0.0) >= (judged.memory_us or 0.0)
+    )
+    return bound_of(by_arithmetic, (roof_us or 0.0) - by_arithmetic, roof_us, time_us)

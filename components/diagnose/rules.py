@@ -1,0 +1,413 @@
+"""Why an engine is not faster: a table of rules, each a condition on measured facts, a sentence, a remedy.
+
+A rule is a row of RULES. Its condition gives None, or the sentence with its figures and how many
+microseconds of a request it explains; findings are shown in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from components.diagnose.facts import Facts, is_tiny, time_of
+from components.diagnose.roofs import Judged
+from components.measurements import Finding, Interval
+
+# A finding has to be worth a reader's time: shares of a request below these are not mentioned.
+WORTH_IT = 0.05
+_LARGE_PART = 0.3
+_NAMED = 4  # layers in a sentence
+
+_NEAR_CEILING = 0.6  # of the ceiling; kernels on real shapes seldom come nearer than 0.8
+_FAR_FROM_CEILING = 0.25
+_CLEARLY = 0.95  # a ratio of times below it is no noise
+_FEW_CHANNELS = 4  # an image has no more
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """What a rule found. explains_us: the part of a request that its remedy is about."""
+
+    sentence: str
+    explains_us: float
+
+
+@dataclass(frozen=True)
+class Rule:
+    """One reason for an engine not to be faster."""
+
+    name: str
+    condition: Callable[[Facts], Evidence | None]
+    remedy: str
+
+
+@dataclass(frozen=True)
+class Found:
+    """A finding, and the part of a request that it explains."""
+
+    finding: Finding
+    explains_us: float
+
+
+def findings(facts: Facts) -> tuple[Found, ...]:
+    """Of every rule whose condition the facts meet, the one that explains the most time first."""
+    found = [
+        Found(Finding(rule=rule.name, sentence=evidence.sentence, remedy=rule.remedy), evidence.explains_us)
+        for rule in RULES
+        if (evidence := rule.condition(facts)) is not None
+    ]
+    return tuple(sorted(found, key=lambda item: -item.explains_us))
+
+
+# ------------------------------------------------------------------------------------------------------ words
+
+
+def percent(share: float) -> str:
+    """A share in whole percent."""
+    return f"{100 * share:.0f} %"
+
+
+def milliseconds(time_us: float) -> str:
+    """A time in ms with two significant digits, three from 1 ms on."""
+    ms = time_us / 1e3
+    return f"{ms:.3g} ms" if ms >= 1 else f"{ms:.2g} ms"
+
+
+def _names(layers: Iterable[Judged]) -> str:
+    """The slowest of `layers` by name, and how many more there are."""
+    ordered = sorted(layers, key=lambda judged: -judged.layer.time_us)
+    names = list(dict.fromkeys(judged.layer.name for judged in ordered))
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _ops(layers: Iterable[Judged]) -> str:
+    """The kinds of `layers`, and how many there are of each."""
+    counts: dict[str, int] = {}
+    for judged in layers:
+        counts[judged.layer.op] = counts.get(judged.layer.op, 0) + 1
+    return ", ".join(f"{count} {op}" for op, count in counts.items())
+
+
+def _plural(count: int, noun: str) -> str:
+    return f"{count} {noun}{'' if count == 1 else 's'}"
+
+
+def _verb(count: int, many: str, one: str) -> str:
+    return one if count == 1 else many
+
+
+# ------------------------------------------------------------------------------------------------- conditions
+
+
+def _dispatch(facts: Facts) -> Evidence | None:
+    """Starting kernels, and what lies between them, takes a large part of a request."""
+    if facts.roof_us is None:
+        return None
+    tiny = facts.tiny
+    if facts.dispatch_us < _LARGE_PART * facts.whole_us:
+        return None
+    return Evidence(
+        f"{milliseconds(facts.roof_us)} of work at the machine's ceilings in {milliseconds(facts.time_us)}: "
+        f"{len(tiny)} of {_plural(len(facts.layers), 'layer')} have too little work to pay for being started "
+        f"({milliseconds(time_of(tiny))}), and {milliseconds(facts.outside_us)} pass outside the layers",
+        facts.dispatch_us,
+    )
+
+
+def _near_arithmetic_ceiling(facts: Facts) -> Evidence | None:
+    if facts.bound != "compute" or facts.roof_us is None or facts.roof_us < _NEAR_CEILING * facts.whole_us:
+        return None
+    return Evidence(
+        f"it runs at {percent(facts.roof_us / facts.whole_us)} of what the machine's arithmetic allows",
+        facts.roof_us,
+    )
+
+
+def _memory(facts: Facts) -> Evidence | None:
+    layers = [judged for judged in facts.layers if judged.bound == "memory"]
+    if facts.share(layers) < _LARGE_PART:
+        return None
+    moved = sum(judged.layer.bytes for judged in layers)
+    return Evidence(
+        f"{percent(facts.share(layers))} of the time is in {_plural(len(layers), 'layer')} that "
+        f"{_verb(len(layers), 'wait', 'waits')} for memory, {moved / 1e6:.2g} MB a request: {_names(layers)}",
+        time_of(layers),
+    )
+
+
+def _slow_kernels(facts: Facts) -> Evidence | None:
+    """Layers with enough work for the ceilings to matter that stay far below them."""
+    layers = [
+        judged
+        for judged in facts.layers
+        if not is_tiny(judged)
+        and judged.share_of_roof is not None
+        and judged.share_of_roof < _FAR_FROM_CEILING
+    ]
+    if facts.share(layers) < _LARGE_PART:
+        return None
+    reached = sum(judged.roof_us or 0.0 for judged in layers) / time_of(layers)
+    return Evidence(
+        f"{percent(facts.share(layers))} of the time is in {_plural(len(layers), 'layer')} that "
+        f"{_verb(len(layers), 'reach', 'reaches')} {percent(reached)} of the ceiling: {_names(layers)}",
+        sum(judged.excess_us for judged in layers),
+    )
+
+
+def _below_int8_ceiling(facts: Facts) -> Evidence | None:
+    """int8 gained less than the machine's int8 GEMM promises over its fp32 GEMM."""
+    if facts.unquantized is None or not {"int8", "fp32"} <= set(facts.peaks):
+        return None
+    ceiling = facts.peaks["int8"] / facts.peaks["fp32"]
+    reached = facts.unquantized.time_us / facts.time_us
+    if ceiling <= 1 or reached > 0.8 * ceiling:
+        return None
+    causes = []
+    if facts.share(facts.in_fp32) >= 0.01:
+        causes.append(
+            f"{percent(facts.share(facts.in_fp32))} of the time is in fp32 nodes ({_ops(facts.in_fp32)})"
+        )
+    if facts.share(facts.conversions) >= 0.01:
+        causes.append(f"{percent(facts.share(facts.conversions))} in quantize/dequantize")
+    if facts.share(facts.reorders) >= 0.01:
+        causes.append(f"{percent(facts.share(facts.reorders))} in changes of layout")
+    in_int8 = [judged for judged in facts.weighted if judged.layer.precision == "int8"]
+    allowed = sum(judged.roof_us or 0.0 for judged in in_int8)
+    if in_int8 and allowed < time_of(in_int8):
+        causes.append(f"its int8 products reach {percent(allowed / time_of(in_int8))} of their ceiling")
+    outside = facts.outside_us / facts.whole_us
+    if outside >= 0.01:
+        causes.append(f"{percent(outside)} outside the layers")
+    because = f": {', '.join(causes)}" if causes else ""
+    return Evidence(
+        f"int8 ceiling {ceiling:.1f}x, reached {reached:.1f}x against {facts.unquantized.name}{because}",
+        max(0.0, facts.time_us - facts.unquantized.time_us / ceiling),
+    )
+
+
+def _quantize_dequantize(facts: Facts) -> Evidence | None:
+    layers = facts.conversions
+    if facts.share(layers) < WORTH_IT:
+        return None
+    return Evidence(
+        f"{percent(facts.share(layers))} of the time goes into numbers on their way between fp32 and int8 "
+        f"({_ops(layers)})",
+        time_of(layers),
+    )
+
+
+def _fp32_in_int8(facts: Facts) -> Evidence | None:
+    layers = facts.in_fp32
+    if facts.spec.precision != "int8" or facts.share(layers) < WORTH_IT:
+        return None
+    return Evidence(
+        f"{percent(facts.share(layers))} of the time is in {_plural(len(layers), 'node')} that stayed in "
+        f"fp32: {_names(layers)} ({_ops(layers)})",
+        time_of(layers),
+    )
+
+
+def _stem(facts: Facts) -> Evidence | None:
+    """The first convolution sees an image: too few channels to fill a vector."""
+    first = next((judged for judged in facts.weighted if judged.layer.groups == 1), None)
+    if first is None or first.layer.in_channels > _FEW_CHANNELS or "Conv" not in first.layer.op.title():
+        return None
+    if facts.share([first]) < WORTH_IT or first.share_of_roof is None or first.share_of_roof > 0.5:
+        return None
+    return Evidence(
+        f"the stem {first.layer.name} has {_plural(first.layer.in_channels, 'input channel')}: it reaches "
+        f"{percent(first.share_of_roof)} of its ceiling and takes {percent(facts.share([first]))} of the "
+        "time",
+        first.excess_us,
+    )
+
+
+def _lanes(facts: Facts) -> Evidence | None:
+    """Channels are computed in whole vectors; what does not fill its last one is computed for nothing."""
+    inner = facts.weighted[:-1]  # the last layer has as many outputs as there are classes
+    layers = [
+        judged
+        for judged in inner
+        if judged.layer.out_channels % facts.lanes and not is_tiny(judged) and judged.layer.groups == 1
+    ]
+    explains_us = sum(
+        judged.layer.time_us * _empty(judged.layer.out_channels, facts.lanes) for judged in layers
+    )
+    if explains_us < WORTH_IT * facts.whole_us:
+        return None
+    counts = sorted({judged.layer.out_channels for judged in layers})
+    shown = ", ".join(map(str, counts[:_NAMED])) + (", ..." if len(counts) > _NAMED else "")
+    return Evidence(
+        f"{_verb(len(counts), 'channel counts', 'channel count')} {shown} "
+        f"{_verb(len(counts), 'do', 'does')} not fill a {facts.lanes}-lane vector, in layers that take "
+        f"{percent(facts.share(layers))} of the time: {_names(layers)}",
+        explains_us,
+    )
+
+
+def _empty(channels: int, lanes: int) -> float:
+    """The share of lanes that `channels` leave empty."""
+    return 1 - channels / (-(-channels // lanes) * lanes)
+
+
+def _signed_activations(facts: Facts) -> Evidence | None:
+    signed_us, unsigned_us = facts.profile.signed_us, facts.profile.unsigned_us
+    if signed_us is None or unsigned_us is None or unsigned_us > _CLEARLY * signed_us:
+        return None
+    kernels = "signed activations are slow here"
+    if facts.sign_rates and facts.sign_rates[0] < _CLEARLY * facts.sign_rates[1]:
+        kernels = "signed-signed kernels are slow on this CPU ({:,.0f} against {:,.0f} Gflop/s)".format(
+            *facts.sign_rates
+        )
+    return Evidence(
+        f"{kernels}: on one thread it takes {milliseconds(signed_us)}, the same graph with unsigned "
+        f"activations {milliseconds(unsigned_us)}",
+        (1 - unsigned_us / signed_us) * facts.time_us,
+    )
+
+
+def _layout(facts: Facts) -> Evidence | None:
+    layers = facts.reorders
+    if facts.share(layers) < WORTH_IT:
+        return None
+    return Evidence(
+        f"{percent(facts.share(layers))} of the time only changes the layout of activations ({_ops(layers)})",
+        time_of(layers),
+    )
+
+
+def _slower_than_fp32(facts: Facts) -> Evidence | None:
+    """int8 has a lower throughput than fp32 of the same network, beyond their intervals."""
+    if facts.unquantized is None:
+        return None
+    fp32 = {item.batch: item.images_per_s for item in facts.unquantized.figures.throughput}
+    worse = [
+        (item.batch, item.images_per_s, fp32[item.batch])
+        for item in facts.figures.throughput
+        if item.batch in fp32 and _below(item.images_per_s, fp32[item.batch])
+    ]
+    if not worse:
+        return None
+    batch, own, other = min(worse, key=lambda case: case[1].value / case[2].value)
+    return Evidence(
+        f"int8 is slower than {facts.unquantized.name} at batch {' and '.join(str(b) for b, *_ in worse)}: "
+        f"{own.value:,.0f} against {other.value:,.0f} images/s at {batch}",
+        max(0.0, facts.time_us - facts.unquantized.time_us),
+    )
+
+
+def _below(one: Interval, other: Interval) -> bool:
+    return one.high < other.low
+
+
+def _pruned_not_faster(facts: Facts) -> Evidence | None:
+    """Less than half of the arithmetic that pruning took away is gone from the time."""
+    if facts.unpruned is None or not facts.unpruned.spec.macs:
+        return None
+    arithmetic = facts.spec.macs / facts.unpruned.spec.macs
+    time = facts.time_us / facts.unpruned.time_us
+    if arithmetic > 1 - 2 * WORTH_IT or 1 - time > (1 - arithmetic) / 2:
+        return None
+    return Evidence(
+        f"it has {percent(arithmetic)} of the arithmetic of {facts.unpruned.name} and takes "
+        f"{percent(time)} of its time",
+        max(0.0, facts.time_us - arithmetic * facts.unpruned.time_us),
+    )
+
+
+def _idle_threads(facts: Facts) -> Evidence | None:
+    """More threads than a request at batch 1 has work for."""
+    one_us, all_us = facts.profile.one_thread_us, facts.profile.all_threads_us
+    if facts.threads == 1 or all_us < _CLEARLY * one_us:
+        return None
+    compared = "slower" if _CLEARLY * all_us > one_us else "no faster"
+    return Evidence(
+        f"{facts.threads} threads are {compared} than one at batch 1: {milliseconds(all_us)} against "
+        f"{milliseconds(one_us)}",
+        max(0.0, all_us - one_us),
+    )
+
+
+def _small_batch(facts: Facts) -> Evidence | None:
+    """Larger batches give clearly more images per second."""
+    rates = {item.batch: item.images_per_s for item in facts.figures.throughput}
+    if 1 not in rates or len(rates) == 1:
+        return None
+    best = max(rates, key=lambda batch: rates[batch].value)
+    gain = rates[best].value / rates[1].value
+    if gain < 1.5 or not _below(rates[1], rates[best]):
+        return None
+    return Evidence(
+        f"batch 1 leaves {percent(1 - 1 / gain)} of the machine unused: {rates[1].value:,.0f} images/s, "
+        f"at batch {best} {rates[best].value:,.0f}",
+        0.0,  # of a request's latency
+    )
+
+
+RULES: tuple[Rule, ...] = (
+    Rule(
+        "dispatch",
+        _dispatch,
+        "serve larger batches, or use a network with fewer and wider layers; less arithmetic does not help",
+    ),
+    Rule(
+        "near-arithmetic-ceiling",
+        _near_arithmetic_ceiling,
+        "only less arithmetic makes it faster: fewer channels (prune), or int8 where it is not yet",
+    ),
+    Rule(
+        "memory",
+        _memory,
+        "move fewer bytes: int8, smaller activations (stride, channels), elementwise steps that can be fused",
+    ),
+    Rule(
+        "slow-kernels",
+        _slow_kernels,
+        "give these layers shapes that suit their kernels: more channels, fewer groups, ordinary strides",
+    ),
+    Rule(
+        "below-int8-ceiling",
+        _below_int8_ceiling,
+        "quantize what is left in fp32, and see the findings on conversions, layout and dispatch",
+    ),
+    Rule(
+        "quantize-dequantize",
+        _quantize_dequantize,
+        "quantize the layers between two conversions too, or leave both of their neighbours in fp32",
+    ),
+    Rule(
+        "fp32-in-int8",
+        _fp32_in_int8,
+        "replace these operations by ones that the runtime has in int8, or take them off excluded_layers",
+    ),
+    Rule(
+        "stem",
+        _stem,
+        "give the stem fewer output channels or a larger stride; it cannot fill a vector with its inputs",
+    ),
+    Rule("lanes", _lanes, "prune to whole vectors: channel counts that are multiples of the lanes"),
+    Rule(
+        "signed-activations",
+        _signed_activations,
+        "use unsigned activations: quantize with activations: uint8",
+    ),
+    Rule(
+        "layout",
+        _layout,
+        "channel counts that fill whole vectors stay in the runtime's own layout; so do neighbours that it "
+        "knows in the same precision",
+    ),
+    Rule("slower-than-fp32", _slower_than_fp32, "use the fp32 engine at these batch sizes"),
+    Rule(
+        "pruned-not-faster",
+        _pruned_not_faster,
+        "remove whole layers rather than channels, or channels where the time is: see the slowest layers",
+    ),
+    Rule(
+        "idle-threads",
+        _idle_threads,
+        "give it one thread (benchmark.threads: 1), and run one such engine on each core",
+    ),
+    Rule("small-batch", _small_batch, "send larger batches where the latency allows it"),
+)

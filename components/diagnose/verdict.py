@@ -1,0 +1,32 @@
+"""A diagnosis in one or two sentences."""
+
+from __future__ import annotations
+
+from components.diagnose.facts import Facts
+from components.diagnose.rules import WORTH_IT, Found, milliseconds, percent
+
+
+def verdict(facts: Facts, found: tuple[Found, ...]) -> str:
+    """What binds the engine, then the finding that explains the most time beside it."""
+    first = _bound_in_words(facts)
+    said = {"dispatch", "near-arithmetic-ceiling"}  # the first sentence says it already
+    explaining = (
+        item.finding.sentence
+        for item in found
+        if item.finding.rule not in said and item.explains_us >= WORTH_IT * facts.whole_us
+    )
+    second = next(explaining, "")
+    return f"{first}. {second[:1].upper()}{second[1:]}." if second else f"{first}."
+
+
+def _bound_in_words(facts: Facts) -> str:
+    if facts.roof_us is None or facts.bound is None:
+        return f"The machine has no stable ceilings for {facts.threads} threads to compare with"
+    time = milliseconds(facts.time_us)
+    if facts.bound == "overhead":
+        mostly_dispatch = facts.dispatch_us > (facts.whole_us - facts.roof_us) / 2
+        cause = "dispatch-bound" if mostly_dispatch else "bound by kernels far below their ceilings"
+        work = "arithmetic" if facts.computes_more_than_it_moves else "memory traffic"
+        return f"{cause}: {milliseconds(facts.roof_us)} of {work} in {time}"
+    share = percent(facts.roof_us / facts.time_us)
+    return f"{facts.bound}-bound: {time}, {share} of the machine's ceiling"

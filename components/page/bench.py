@@ -1,0 +1,348 @@
+"""Pages of `hpml bench` and `hpml compare`: figures with their intervals, pictures, what they depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from xml.etree.ElementTree import Element
+
+from components.measurements import EngineFigures, Interval, MeasurementsSpec, ScenarioFigures
+from components.page.colours import colour_classes
+from components.page.elements import (
+    NARROW_PX,
+    breakable,
+    definitions,
+    document,
+    drawing,
+    interval_cell,
+    keyed,
+    nowrap,
+    table,
+)
+from components.page.format import ABSENT, TIMES, bounds, percent, plain, shorten
+from components.page.markup import Child, node
+from components.page.svg import Scale, dot, label, line, padded, picture, x_axis
+
+_NAMED = 3  # in a title; more are counted
+_PERCENTILES = ("latency_ms_p50", "latency_ms_p90", "latency_ms_p99")
+_HOW = (
+    "The engines were timed in turns, in random order in each round, each in a process of its own. Intervals "
+    "are 95 %, from how the rounds differ; in a ratio the rounds of the two engines are paired. A percentile "
+    "is quoted only with the samples that it needs (662 for p99)."
+)
+
+
+# ------------------------------------------------------------------------------------------------- one bench
+
+
+def bench_page(measurements: MeasurementsSpec, *, facts: Mapping[str, str], notes: Sequence[str]) -> str:
+    """The whole HTML document of one bench. facts: what figures depend on. notes: what to keep in mind."""
+    classes = colour_classes(measurements.engines, reference=measurements.reference)
+    title = _title(measurements)
+    return document(
+        title,
+        node(
+            "header",
+            node("p", "hpml bench", class_="eyebrow none" if measurements.invalid else "eyebrow"),
+            node("h1", breakable(title)),
+            node("p", _lead(measurements), class_="lead"),
+            [node("p", note, class_="warning") for note in notes],
+        ),
+        *(() if measurements.invalid else _figures_sections(measurements, classes)),
+        _conditions_section(measurements),
+        node("section", node("h2", "Machine and versions"), definitions(facts)),
+        node("footer", node("p", _HOW, class_="note")),
+    )
+
+
+def _title(measurements: MeasurementsSpec) -> str:
+    if measurements.invalid:
+        return "INVALID: there are no figures"
+    names = list(measurements.engines)
+    return ", ".join(names) if len(names) <= _NAMED else f"{len(names)} engines"
+
+
+def _lead(measurements: MeasurementsSpec) -> str:
+    if measurements.invalid:
+        return f"The machine was not quiet for long enough: {measurements.invalid}."
+    threads = f"{measurements.threads} thread{'s' if measurements.threads > 1 else ''}"
+    return f"{measurements.rounds} rounds, {threads} each. Ratios are to {measurements.reference}."
+
+
+def _figures_sections(measurements: MeasurementsSpec, classes: Mapping[str, str]) -> list[Element | None]:
+    engines = measurements.engines
+    return [
+        _latency_section(measurements, classes),
+        _throughput_section(engines, classes),
+        _scenario_section(engines, classes),
+        _costs_section(engines, classes),
+    ]
+
+
+def _latency_section(measurements: MeasurementsSpec, classes: Mapping[str, str]) -> Element:
+    engines = measurements.engines
+    columns = ["engine", "p50, ms", "p90, ms", "p99, ms", f"speed vs {measurements.reference}"]
+    rows = [
+        _row(
+            columns,
+            keyed(name, classes[name]),
+            *(
+                interval_cell(getattr(engine, figure), engine.unquoted.get(figure, ""))
+                for figure in _PERCENTILES
+            ),
+            interval_cell(engine.speedup_vs_reference),
+        )
+        for name, engine in engines.items()
+    ]
+    ratios = {
+        name: engine.speedup_vs_reference
+        for name, engine in engines.items()
+        if engine.speedup_vs_reference and name != measurements.reference
+    }
+    return node(
+        "section",
+        node("h2", "Latency of one request at batch 1"),
+        table(columns, rows),
+        drawing(lambda width: _latency_picture(engines, classes, width), "Dots: p50, p90 and p99."),
+        drawing(
+            lambda width: ratio_picture(ratios, classes, f"times as fast as {measurements.reference}", width),
+            "Dots are ratios of p50 with their 95 % intervals; right of the dashed line is faster.",
+        ),
+    )
+
+
+def _throughput_section(engines: Mapping[str, EngineFigures], classes: Mapping[str, str]) -> Element | None:
+    batches = sorted({item.batch for engine in engines.values() for item in engine.throughput})
+    if not batches:
+        return None
+    columns = ["engine", *(f"batch {batch}" for batch in batches)]
+    rows = []
+    for name, engine in engines.items():
+        rates = {item.batch: item.images_per_s for item in engine.throughput}
+        rows.append(
+            _row(columns, keyed(name, classes[name]), *(interval_cell(rates.get(batch)) for batch in batches))
+        )
+    return node("section", node("h2", "Throughput, samples per second"), table(columns, rows))
+
+
+def _scenario_section(engines: Mapping[str, EngineFigures], classes: Mapping[str, str]) -> Element | None:
+    columns = ["engine", "scenario", "figure", "queries"]
+    rows = [
+        _row(
+            columns,
+            keyed(name, classes[name]),
+            scenario.scenario,
+            [*interval_cell(scenario.value, scenario.reason), node("small", metric_in_words(scenario))],
+            f"{scenario.queries:,}",
+        )
+        for name, engine in engines.items()
+        for scenario in engine.scenarios
+    ]
+    if not rows:
+        return None
+    return node(
+        "section",
+        node("h2", "Scenarios"),
+        table(columns, rows),
+        node("p", "By the definitions of MLPerf Inference; not an MLPerf result.", class_="note"),
+    )
+
+
+def metric_in_words(scenario: ScenarioFigures) -> str:
+    """What the figure of a scenario is."""
+    if scenario.metric == "latency_ms_p90":
+        return "p90 of a query, ms"
+    if scenario.metric == "latency_ms_p99":
+        return f"p99 of a query of {scenario.samples_per_query}, ms"
+    if scenario.metric == "samples_per_s":
+        return "samples per second"
+    bound = f" with p99 within {plain(scenario.latency_bound_ms)} ms" if scenario.latency_bound_ms else ""
+    return f"queries per second{bound}"
+
+
+def _costs_section(engines: Mapping[str, EngineFigures], classes: Mapping[str, str]) -> Element:
+    columns = ["engine", "cold start, ms", "load, ms", "peak memory, MB", "size, MB", "energy, mJ", "price"]
+    rows = []
+    for name, engine in engines.items():
+        costs = engine.resources
+        energy = costs.energy_mj_per_request if costs else None
+        rows.append(
+            _row(
+                columns,
+                keyed(name, classes[name]),
+                interval_cell(costs.cold_start_ms if costs else None),
+                interval_cell(costs.load_ms if costs else None),
+                nowrap(_megabytes(costs.peak_rss_bytes if costs else None)),
+                nowrap(_megabytes(engine.size_bytes)),
+                interval_cell(energy, "not measured"),
+                interval_cell(costs.price_per_million if costs else None),
+            )
+        )
+    sources = sorted({e.resources.energy_source for e in engines.values() if e.resources} - {""})
+    return node(
+        "section",
+        node("h2", "What else they cost"),
+        table(columns, rows),
+        node(
+            "p",
+            "Cold start: from the start of a process to its first answer. Energy of a request at batch 1"
+            f"{': ' + '; '.join(sources) if sources else ''}. Price of a million samples at the best batch, "
+            "where a price per hour was given.",
+            class_="note",
+        ),
+    )
+
+
+def _megabytes(size_bytes: int | None) -> str:
+    return plain(size_bytes / 1e6) if size_bytes else ABSENT
+
+
+def _conditions_section(measurements: MeasurementsSpec) -> Element:
+    conditions = measurements.conditions
+    told = {
+        "slices": f"{conditions.slices:,} timed, {conditions.dropped:,} of them disturbed",
+        "causes": "; ".join(f"{cause}: {count}" for cause, count in conditions.causes.items()),
+        "cost of timing": f"{plain(measurements.harness_us_per_request, significant=2)} µs a request",
+    }
+    if conditions.cpu_pressure is not None:
+        told["CPU pressure"] = f"{percent(conditions.cpu_pressure)} of the time some task waited for a CPU"
+    if conditions.probe_spread is not None:
+        told["matrix product between the slices"] = f"within {percent(conditions.probe_spread)}"
+    return node("section", node("h2", "How quiet the machine was"), definitions({**told, **conditions.gpu}))
+
+
+# ----------------------------------------------------------------------------------------------- a comparison
+
+
+@dataclass(frozen=True)
+class Row:
+    """One figure of an engine in two measurements. ratio: above 1 the second is better."""
+
+    engine: str
+    figure: str
+    before: Interval
+    after: Interval
+    ratio: Interval
+    verdict: str  # "faster", "slower", "tied", "undecided"
+
+
+def compare_page(
+    title: str, rows: Sequence[Row], *, names: tuple[str, str], warnings: Sequence[str], notes: Sequence[str]
+) -> str:
+    """The whole HTML document of a comparison. names: of the two measurements."""
+    classes = colour_classes(dict.fromkeys(row.engine for row in rows), reference="")
+    columns = ["engine", "figure", "before", "after", "ratio", "verdict"]
+    shown = []
+    for row in rows:
+        badge = node("span", row.verdict, class_="badge" + (" chosen" if row.verdict == "faster" else ""))
+        cells = _row(
+            columns[:-1],
+            keyed(row.engine, classes[row.engine]),
+            row.figure,
+            *(interval_cell(one) for one in (row.before, row.after, row.ratio)),
+        )
+        cells.append(node("td", badge, class_="verdict", data_label="verdict"))
+        shown.append(cells)
+    ratios = {f"{row.engine}, {row.figure}": row.ratio for row in rows}
+    of_rows = {f"{row.engine}, {row.figure}": classes[row.engine] for row in rows}
+    return document(
+        title,
+        node(
+            "header",
+            node("p", "hpml compare", class_="eyebrow"),
+            node("h1", breakable(title)),
+            [node("p", warning, class_="warning") for warning in warnings],
+        ),
+        node(
+            "section",
+            node("h2", "Before and after"),
+            node("p", f"Before: {names[0]}. After: {names[1]}.", class_="note"),
+            table(columns, shown),
+            drawing(
+                lambda width: ratio_picture(ratios, of_rows, "after, times as fast as before", width),
+                "Dots are ratios with their 95 % intervals; right of the dashed line the second is faster.",
+            ),
+        ),
+        node("footer", [node("p", note, class_="note") for note in notes]),
+    )
+
+
+# ----------------------------------------------------------------------------------------------- the pictures
+
+
+class _Rows:
+    """Rows with a name each: left of the picture, or above the row where it is narrow."""
+
+    def __init__(self, count: int, width: float) -> None:
+        self.narrow = width <= NARROW_PX
+        self.pitch = 46.0 if self.narrow else 30.0
+        self.left, self.right = (20.0 if self.narrow else 230.0), width - 16
+        self.bottom = 6 + self.pitch * count
+        self.height = self.bottom + 44
+
+    def at(self, index: int) -> float:
+        """The height of the middle of a row."""
+        return 6 + self.pitch * (index + 1) - (14 if self.narrow else self.pitch / 2)
+
+    def name(self, index: int, text: str) -> Element:
+        if self.narrow:
+            return label(shorten(text, 46), self.left, self.at(index) - 14, "name")
+        return label(shorten(text, 32), self.left - 14, self.at(index) + 4, "name", anchor="end")
+
+
+def _latency_picture(
+    engines: Mapping[str, EngineFigures], classes: Mapping[str, str], width: float
+) -> Element | None:
+    quoted = {
+        name: [interval for figure in _PERCENTILES if (interval := getattr(engine, figure)) is not None]
+        for name, engine in engines.items()
+    }
+    quoted = {name: intervals for name, intervals in quoted.items() if intervals}
+    if not quoted:
+        return None
+    rows = _Rows(len(quoted), width)
+    ends = [end for intervals in quoted.values() for one in intervals for end in (one.low, one.high)]
+    x = padded(ends, rows.left, rows.right, log=True)
+    drawn = x_axis(x, 4, rows.bottom, "latency at batch 1, ms (log scale)")
+    for index, (name, intervals) in enumerate(quoted.items()):
+        y, class_ = rows.at(index), classes[name]
+        drawn.append(rows.name(index, name))
+        drawn.append(line(x(intervals[0].value), y, x(intervals[-1].value), y, f"whisker {class_}"))
+        for radius, interval in zip((5.0, 4.0, 3.0), intervals, strict=False):
+            drawn += _whisker(x, interval, y, class_, radius)
+    return picture(width, rows.height, "p50, p90 and p99 of each engine", drawn)
+
+
+def ratio_picture(
+    ratios: Mapping[str, Interval], classes: Mapping[str, str], axis: str, width: float
+) -> Element | None:
+    """Ratios with their intervals around 1."""
+    if not ratios:
+        return None
+    rows = _Rows(len(ratios), width)
+    ends = [1.0, *(end for ratio in ratios.values() for end in (ratio.low, ratio.high))]
+    x = padded(ends, rows.left, rows.right, log=True)
+    drawn = x_axis(x, 4, rows.bottom, shorten(f"{axis} (log scale)", int((rows.right - rows.left) / 7)))
+    drawn.append(line(x(1.0), 4, x(1.0), rows.bottom, "floor"))
+    for index, (name, ratio) in enumerate(ratios.items()):
+        drawn.append(rows.name(index, name))
+        drawn += _whisker(x, ratio, rows.at(index), classes[name], 4.5)
+    return picture(width, rows.height, f"{axis}, with intervals", drawn)
+
+
+def _whisker(x: Scale, interval: Interval, y: float, class_: str, radius: float) -> list[Element]:
+    low, high = x(interval.low), x(interval.high)
+    strokes = [line(low, y, high, y, f"mark {class_}")]
+    strokes += [line(end, y - 5, end, y + 5, f"mark {class_}") for end in (low, high)]
+    return [*strokes, dot(x(interval.value), y, radius, f"point {class_}")]
+
+
+def _row(columns: Sequence[str], *cells: Child | list[Child]) -> Element:
+    return node(
+        "tr", [node("td", cell, data_label=column) for column, cell in zip(columns, cells, strict=True)]
+    )
+
+
+def ratio_in_words(ratio: Interval) -> str:
+    """A ratio and its interval on one line."""
+    return f"{plain(ratio.value)}{TIMES} ({bounds(ratio)})"

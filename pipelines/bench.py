@@ -1,0 +1,318 @@
+"""`hpml bench ENGINE...`: measure anything together, and say what was found."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components.artifacts import new_folder_beside
+from components.benchmark import record as records
+from components.benchmark.record import BenchRecord
+from components.benchmark.stage import BenchmarkConfig, Quiet
+from components.benchmark.subjects import EngineSubject
+from components.contract import Events, Output, validate
+from components.errors import ConfigInvalid, GateFailed, Unavailable, UsageError
+from components.hardware import usable_cpus
+from components.measurements import MeasurementsSpec
+from components.page.bench import bench_page
+from pipelines import console, run_record
+from pipelines.measurable import Measurable, check_batches
+from pipelines.run_record import StepRecord
+from pipelines.store import Store
+
+_BATCHES = (1, 8, 32)
+_POOL_ROWS = 64  # distinct samples that the requests cycle through, more where a batch needs more
+_POOL_BYTES = 256 * 1024**2  # of all of them together, at most
+_MULTI_STREAM = 8  # samples of a query of MultiStream
+_IMPORT_PATHS = "HPML_IMPORT_PATHS"
+_LIBRARIES = ("hpml-pipeline", "numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "torch", "tensorrt")
+
+_NOTE_SERVER = (
+    "The latency of {names} includes the network and the server's own reading and writing of requests; the "
+    "server's memory, start and energy were not measured."
+)
+_NOTE_SHARED = (
+    "A server works beside the process that is timed, so CPUs kept busy by others were no disturbance."
+)
+_NOTE_NOISE = (
+    "Measured although the machine was not quiet: figures may be off by more than their intervals say."
+)
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """How the engines are to be measured; None and empty: as the benchmark of a run does."""
+
+    batches: tuple[int, ...] = ()
+    scenarios: tuple[str, ...] = ()
+    threads: int | None = None
+    rounds: int | None = None
+    launches: int | None = None
+    requests: int | None = None
+    budget_s: float | None = None
+    reference: str = ""
+    price_per_hour: float | None = None
+    seed: int = 0
+    allow_noise: bool = False
+
+
+def measure(
+    home: Path,
+    found: Mapping[str, Measurable],
+    wishes: Wishes,
+    *,
+    command: Sequence[str],
+    folder: Path | None,
+) -> tuple[BenchRecord, Path]:
+    """Measure all of `found` together; returns what was found, and the folder it is in.
+
+    folder: where to write it, by default a new one in `home`/bench.
+    Raises ConfigInvalid for wishes that cannot be met, Unavailable if a run of the workspace uses the
+    machine, and StageFailed that names what crashed or answers wrongly.
+    """
+    from components.benchmark.environment import describe
+    from components.benchmark.timed import time_subjects, write_samples
+
+    config = _config(found, wishes)
+    bench_id = run_record.new_run_id("bench")
+    place = _new_place(folder or home / "bench" / bench_id)
+    environment = describe()
+    with _machine(home), tempfile.TemporaryDirectory(prefix="hpml-bench-") as scratch, _progress() as events:
+        inputs = Path(scratch) / "inputs.npz"
+        _write_inputs(inputs, found, config)
+        out = Output(Path(scratch), Path(scratch), threads=usable_cpus(), events=events)
+        subjects = {name: item.subject for name, item in found.items()}
+        with _importable(found):
+            timed = time_subjects(config, subjects, inputs, out)
+        record = BenchRecord(
+            id=bench_id,
+            created_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            command=tuple(command),
+            config=config,
+            libraries=_libraries(),
+            notes=_notes(found, config),
+            subjects={
+                name: records.subject_record(name, item.subject.subject, item.known, timed)
+                for name, item in found.items()
+            },
+            measurements=MeasurementsSpec(
+                reference=config.reference,
+                best_fp32="",
+                engines={},
+                rounds=timed.rounds,
+                rounds_of_launches=timed.rounds_of_launches,
+                requests_per_round=config.requests_per_round,
+                threads=timed.threads,
+                seed=config.seed,
+                environment=environment,
+                harness_us_per_request=timed.harness_us_per_request,
+                conditions=timed.conditions,
+                invalid=timed.invalid,
+            ),
+        )
+        record = records.analysed(record, timed.latencies)
+        _write(place, record, lambda file: write_samples(file, timed))
+    return record, place
+
+
+def again(folder: Path) -> BenchRecord:
+    """The record of an earlier bench, its figures computed anew from its samples."""
+    return records.read_again(folder)
+
+
+def refuse_invalid(record: BenchRecord) -> None:
+    """Raise GateFailed with the cause if the measurement is invalid."""
+    if record.measurements.invalid:
+        raise GateFailed(
+            "INVALID, there are no figures",
+            why=record.measurements.invalid,
+            fix="stop what else runs here, give a larger --budget-s, or choose a quieter machine",
+        )
+
+
+# ------------------------------------------------------------------------------------------------ the config
+
+
+def _config(found: Mapping[str, Measurable], wishes: Wishes) -> BenchmarkConfig:
+    """The benchmark's config of these wishes, checked against what is measured and the machine."""
+    batches = wishes.batches or _default_batches(found)
+    check_batches(found, [*batches, *([_MULTI_STREAM] if "MultiStream" in wishes.scenarios else [])])
+    if wishes.reference and wishes.reference not in found:
+        raise UsageError(f"there is no engine {wishes.reference!r}", why=f"measured are {', '.join(found)}")
+    told = {
+        "rounds": wishes.rounds,
+        "launches": wishes.launches,
+        "requests_per_round": wishes.requests,
+        "threads": wishes.threads,
+        "time_budget_s": wishes.budget_s,
+        "price_per_hour": wishes.price_per_hour,
+    }
+    fields = {
+        "reference": wishes.reference or next(iter(found)),
+        "batch_sizes": batches,
+        "scenarios": wishes.scenarios,
+        "concurrency": (),
+        "seed": wishes.seed,
+        "quiet": _quiet(found, wishes),
+        **{name: value for name, value in told.items() if value is not None},
+    }
+    config: BenchmarkConfig = validate(BenchmarkConfig, fields, where="the command line")
+    unmet = config.unmet()
+    if unmet:
+        raise ConfigInvalid("this machine cannot do that", why=unmet)
+    return config
+
+
+def _default_batches(found: Mapping[str, Measurable]) -> tuple[int, ...]:
+    """1, 8 and 32; with something that takes one sample at a time, only that, which is said."""
+    single = [name for name, item in found.items() if item.signature.batch == 1]
+    if not single:
+        return _BATCHES
+    console.err.print(f"only batch 1 is measured: {', '.join(single)} takes one at a time", markup=False)
+    return (1,)
+
+
+def _quiet(found: Mapping[str, Measurable], wishes: Wishes) -> Quiet:
+    """What counts as a disturbance; a server beside the measured process would."""
+    shared = any(item.subject.subject == "server" for item in found.values())
+    limits = {"max_others": 1.0, "max_waited": 1.0} if shared else {}
+    return Quiet.model_validate({**limits, "enforce": not wishes.allow_noise})
+
+
+def _notes(found: Mapping[str, Measurable], config: BenchmarkConfig) -> tuple[str, ...]:
+    servers = [name for name, item in found.items() if item.subject.subject == "server"]
+    notes = []
+    if servers:
+        notes += [_NOTE_SERVER.format(names=" and ".join(servers)), _NOTE_SHARED]
+    if not config.quiet.enforce:
+        notes.append(_NOTE_NOISE)
+    return tuple(notes)
+
+
+def _libraries() -> dict[str, str]:
+    versions = {}
+    for name in _LIBRARIES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+# ----------------------------------------------------------------------------------------- inputs and outputs
+
+
+def _write_inputs(file: Path, found: Mapping[str, Measurable], config: BenchmarkConfig) -> None:
+    """The arrays that the subjects are given: those that take the same get the same.
+
+    Raises ConfigInvalid if two engines of runs take other images: they find theirs by one name.
+    """
+    from components.benchmark.subjects.tensors import write_arrays
+
+    tensors = {tensor.array: tensor for item in found.values() for tensor in item.signature.inputs}
+    of_engines = {
+        tensor.array for item in found.values() if isinstance(item.subject, EngineSubject)
+        for tensor in item.signature.inputs
+    }  # fmt: skip
+    if len(of_engines) > 1:
+        raise ConfigInvalid(
+            "the engines do not take the same images", why=f"they take {' and '.join(sorted(of_engines))}"
+        )
+    largest = max(1, *config.batch_sizes, _MULTI_STREAM)
+    row_bytes = sum(tensor.bytes_per_row for tensor in tensors.values())
+    rows = max(largest, min(_POOL_ROWS, _POOL_BYTES // max(row_bytes, 1)))
+    arrays = {name: tensor.draw(rows, seed=config.seed) for name, tensor in tensors.items()}
+    for name in of_engines:
+        arrays["x_nchw"] = arrays[name]
+    write_arrays(file, arrays)
+
+
+@contextmanager
+def _importable(found: Mapping[str, Measurable]) -> Iterator[None]:
+    """Let the measured processes import what lies beside the recipes; see components/__init__.py."""
+    before = os.environ.get(_IMPORT_PATHS, "")
+    folders = [before, *(path for item in found.values() for path in item.import_paths)]
+    os.environ[_IMPORT_PATHS] = os.pathsep.join(folder for folder in dict.fromkeys(folders) if folder)
+    try:
+        yield
+    finally:
+        os.environ[_IMPORT_PATHS] = before
+
+
+def _new_place(place: Path) -> Path:
+    """`place`, if nothing is there yet.
+
+    Raises UsageError if something is, and Unavailable if it cannot be written to.
+    """
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise UsageError(f"{place} exists already", fix="give --out a folder that is new or empty")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Unavailable(f"cannot write to {place}", why=str(error)) from None
+    return place
+
+
+def _write(place: Path, record: BenchRecord, write_samples: Callable[[Path], None]) -> None:
+    """All files, in a folder that is there whole or not at all."""
+    folder = new_folder_beside(place)
+    (folder / records.RECORD).write_text(record.model_dump_json(indent=1))
+    (folder / records.TABLE).write_text(records.figures_csv(record.measurements), newline="")
+    (folder / records.PAGE).write_text(page(record))
+    write_samples(folder / records.SAMPLES)
+    folder.rename(place)
+
+
+def page(record: BenchRecord) -> str:
+    """The record as a page."""
+    return bench_page(record.measurements, facts=facts(record), notes=record.notes)
+
+
+def facts(record: BenchRecord) -> dict[str, str]:
+    """What the figures depend on, in words."""
+    devices = {name: subject.device for name, subject in record.subjects.items()}
+    return {
+        "measured at": record.created_at,
+        "command": " ".join(record.command),
+        "device": "; ".join(sorted(set(devices.values()))),
+        **record.measurements.environment,
+        **{f"{name} version": version for name, version in record.libraries.items()},
+    }
+
+
+@contextmanager
+def _machine(home: Path) -> Iterator[None]:
+    """The machine for us alone among the runs of the workspace.
+
+    Raises Unavailable if one of them is at work.
+    """
+    lock = Store(home).try_machine(alone=True)
+    if lock is None:
+        raise Unavailable(
+            f"a run in {home} is using this machine", fix="wait until it has ended: hpml status --all"
+        )
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _progress() -> Iterator[Events]:
+    """Events that move a bar, or now and then print a line."""
+    with console.watcher() as watcher:
+
+        class Shown(Events):
+            def write(self, kind: str, **fields: Any) -> None:
+                if kind == "progress":
+                    watcher.progressed("bench", fields)
+
+        watcher.step_changed("bench", StepRecord(stage="bench", status="running"))
+        yield Shown(None)

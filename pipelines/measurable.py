@@ -1,0 +1,203 @@
+"""What an argument of `hpml bench` is: a file, a folder, a server, an import path, an engine of a run."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Literal
+
+from components.artifacts import MANIFEST, Artifact, EngineSpec, open_artifact, read_manifest
+from components.benchmark.subjects import (
+    BundleSubject,
+    EngineSubject,
+    OnnxSubject,
+    ServerSubject,
+    Subject,
+    TorchSubject,
+)
+from components.benchmark.subjects.bundle import BUNDLE
+from components.benchmark.subjects.server import parse_url
+from components.benchmark.subjects.tensors import (
+    FromOutside,
+    Signature,
+    Tensor,
+    known_of_engine,
+    parse_input,
+)
+from components.errors import ConfigInvalid, StageFailed, UsageError
+from pipelines import graph, plan, recipe, run_record
+from pipelines.run_record import FINISHED
+from pipelines.store import Store
+
+_IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
+_KINDS = (
+    "an ONNX file, the folder of a bundle or of an engine, http://HOST:PORT/v2/models/NAME, "
+    "package.module:callable, or RUN:VARIANT such as latest:int8/onnx"
+)
+
+
+@dataclass(frozen=True)
+class Hints:
+    """What the command line says beside the engines.
+
+    sizes: of the dimensions that models leave open, beside the batch. inputs: of torch modules. model: of
+    servers given without one.
+    """
+
+    home: Path
+    sizes: Mapping[str, int] = field(default_factory=dict)
+    inputs: tuple[Tensor, ...] = ()
+    model: str = ""
+    device: Literal["cpu", "cuda"] = "cpu"
+
+
+@dataclass(frozen=True)
+class Measurable:
+    """An argument that can be measured.
+
+    known: fields of `EngineFigures`. import_paths: where modules that it needs may lie.
+    """
+
+    subject: Subject
+    signature: Signature
+    known: dict[str, Any]
+    import_paths: tuple[str, ...] = ()
+
+
+def measurables(arguments: Sequence[str], hints: Hints) -> dict[str, Measurable]:
+    """Each argument by a name of its own: itself, and where it is given again, itself and a number."""
+    found: dict[str, Measurable] = {}
+    for argument in arguments:
+        name, count = argument, 2
+        while name in found:
+            name, count = f"{argument} ({count})", count + 1
+        found[name] = measurable(argument, hints)
+    return found
+
+
+def measurable(argument: str, hints: Hints) -> Measurable:
+    """What `argument` is.
+
+    Raises UsageError if it is nothing that can be measured, and what reading it raises: StageFailed for a
+    damaged artifact, ConfigInvalid where a hint is missing, Unavailable for a server.
+    """
+    if "://" in argument:
+        return _from_outside(parse_url(argument, hints.model), hints)
+    path = Path(argument)
+    if path.is_file():
+        if path.suffix == ".onnx":
+            return _from_outside(OnnxSubject(file=path.resolve(), device=hints.device), hints)
+        raise UsageError(f"{argument} cannot be measured", why="it is no .onnx file", fix=f"give {_KINDS}")
+    if path.is_dir():
+        return _folder(path, hints)
+    head, colon, tail = argument.partition(":")
+    if colon and (head == "latest" or (hints.home / head / "run.json").is_file()):
+        return _engine_of_run(hints.home, head, tail)
+    if _IMPORT_PATH.fullmatch(argument):
+        here = (Path.cwd(),)
+        subject = TorchSubject(path=argument, import_paths=here, device=hints.device, inputs=hints.inputs)
+        return _from_outside(subject, hints)
+    why = f"there is no run {head!r} in {hints.home}" if colon else "there is no such file or folder"
+    raise UsageError(f"{argument!r} cannot be measured", why=why, fix=f"give {_KINDS}")
+
+
+def _folder(path: Path, hints: Hints) -> Measurable:
+    if (path / BUNDLE).is_file():
+        return _from_outside(BundleSubject(folder=path.resolve()), hints)
+    if not (path / MANIFEST).is_file():
+        why = f"the folder has neither {BUNDLE} nor {MANIFEST}"
+        raise UsageError(f"{path} cannot be measured", why=why, fix=f"give {_KINDS}")
+    kind = read_manifest(path).kind
+    if kind != "engine":
+        raise UsageError(f"{path} cannot be measured", why=f"it is a {kind}", fix=f"give {_KINDS}")
+    return _engine(open_artifact(path, kind="engine"))
+
+
+def _engine_of_run(home: Path, run: str, name: str) -> Measurable:
+    """The engine that a run built, whether or not it could be measured there.
+
+    Raises UsageError if the run has no such engine, or did not get as far.
+    """
+    record = run_record.load(home, run)
+    steps = plan.trace(graph.graph, recipe.load(home / record.id / "recipe.yaml").recipe)
+    engines = next(node.inputs["engines"] for node in steps.nodes.values() if node.stage == "benchmark")
+    assert not isinstance(engines, str)
+    if name not in engines:
+        raise UsageError(f"run {record.id} has no engine {name!r}", why=f"it has {', '.join(engines)}")
+    step = record.steps.get(engines[name])
+    if step is None or step.status not in FINISHED:
+        status = step.status if step else "not part of the run"
+        raise UsageError(f"run {record.id} did not build {name}", why=f"its step {engines[name]} is {status}")
+    beside_recipe = (str(Path(record.recipe_file).parent),)
+    return _engine(Store(home).open(step.digest), beside_recipe)
+
+
+def _engine(engine: Artifact[EngineSpec], import_paths: tuple[str, ...] = ()) -> Measurable:
+    if engine.spec.status != "built":
+        raise StageFailed(f"the engine in {engine.path} was not built", why=engine.spec.reason)
+    taken = Tensor(
+        name=engine.spec.input.name, position=0, dtype="float32", shape=engine.spec.input.shape_chw
+    )
+    subject = EngineSubject(folder=engine.path.resolve())
+    return Measurable(subject, Signature((taken,)), known_of_engine(engine.spec), import_paths)
+
+
+def _from_outside(subject: FromOutside, hints: Hints) -> Measurable:
+    signature = subject.signature(hints.sizes)
+    filled = subject.model_copy(update={"inputs": signature.inputs})
+    if isinstance(filled, ServerSubject):
+        _try(filled)
+    return Measurable(filled, signature, filled.known())
+
+
+def _try(server: ServerSubject) -> None:
+    """Ask a server once, so that what it refuses is told before anything is timed."""
+    server.check(server.open(threads=1))
+
+
+# ----------------------------------------------------------------------------------------------- the options
+
+
+def parse_sizes(given: Sequence[str]) -> dict[str, int]:
+    """{"seq": 128} of ("seq=128",).
+
+    Raises UsageError for what is no name and size.
+    """
+    sizes = {}
+    for text in given:
+        name, _, size = text.rpartition("=")
+        if not name or not size.isdecimal() or not int(size):
+            raise UsageError(f"--dim {text} is not valid", fix="give a name and a size: --dim seq=128")
+        sizes[name] = int(size)
+    return sizes
+
+
+def parse_inputs(given: Sequence[str]) -> tuple[Tensor, ...]:
+    """The inputs that --input describes, in order."""
+    return tuple(parse_input(text, position) for position, text in enumerate(given))
+
+
+def parse_batches(given: str) -> tuple[int, ...]:
+    """(1, 32) of "1,32".
+
+    Raises UsageError for anything else.
+    """
+    parts = given.split(",")
+    if not all(part.strip().isdecimal() and int(part) for part in parts):
+        raise UsageError(f"--batch {given} is not valid", fix="give batch sizes: --batch 1,32")
+    return tuple(sorted({int(part) for part in parts}))
+
+
+def check_batches(found: Mapping[str, Measurable], batches: Sequence[int]) -> None:
+    """Raise ConfigInvalid that names what does not take all `batches` and batch 1, which always is timed."""
+    for name, item in found.items():
+        only = item.signature.batch
+        wrong = [batch for batch in {1, *batches} if only is not None and batch != only]
+        if wrong:
+            raise ConfigInvalid(
+                f"{name} takes batches of {only} only",
+                why=f"it would be measured at batch {', '.join(map(str, sorted(wrong)))}",
+                fix="give --batch 1" if only == 1 else "export it with a free batch",
+            )

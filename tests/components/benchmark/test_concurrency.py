@@ -1,0 +1,144 @@
+"""The closed loop: so many clients at once, each request once, and real engines with several threads."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from components.artifacts import Artifact, EngineSpec
+from components.benchmark.protocol import Bench
+from components.benchmark.scenarios import run_all, workload
+from components.benchmark.scenarios.backends import Ours
+from components.benchmark.scenarios.base import Session
+from components.benchmark.scenarios.closed_loop import closed_loop
+from components.benchmark.stage import BenchmarkConfig, Quiet
+from components.benchmark.subjects import EngineSubject
+from components.benchmark.worker import Engine
+from components.hardware import usable_cpus
+
+MakeBench = Callable[..., Bench]
+ANY_MACHINE = BenchmarkConfig(
+    reference="fp32/onnx",
+    batch_sizes=(1,),
+    warmup_requests=2,
+    scenarios=(),
+    concurrency=(1, 3),
+    quiet=Quiet(enforce=False),
+)
+
+
+@pytest.fixture
+def threads() -> Iterator[ThreadPoolExecutor]:
+    with ThreadPoolExecutor(8) as executor:
+        yield executor
+
+
+class Sleeper:
+    """Answers in 2 ms, and notes how many requests were in it at once, and which it saw."""
+
+    def __init__(self) -> None:
+        self.most = self._inside = 0
+        self.seen: Counter[int] = Counter()
+        self._lock = threading.Lock()
+
+    def predict(self, request: int) -> None:
+        with self._lock:
+            self._inside += 1
+            self.most = max(self.most, self._inside)
+            self.seen[request] += 1
+        time.sleep(2e-3)
+        with self._lock:
+            self._inside -= 1
+
+
+@pytest.mark.parametrize("clients", [1, 3])
+def test_so_many_requests_are_under_way_and_each_is_answered(
+    clients: int, threads: ThreadPoolExecutor
+) -> None:
+    sleeper = Sleeper()
+    requests = list(range(60))
+    reply = workload.closed_loop(sleeper.predict, requests, clients, threads)
+    assert sleeper.most == clients
+    assert set(sleeper.seen) == set(requests)
+    assert all(sleeper.seen[request] == 1 for request in requests[1:])  # the first one settles the clients
+    assert len(reply["latency_ns"]) == 60
+    assert min(reply["latency_ns"]) >= 2_000_000
+    assert reply["seconds"] >= 60 * 2e-3 / clients
+
+
+def test_clients_that_only_wait_multiply_the_throughput(threads: ThreadPoolExecutor) -> None:
+    one, four = (
+        workload.closed_loop(Sleeper().predict, list(range(80)), clients, threads) for clients in (1, 4)
+    )
+    assert one["seconds"] > 2 * four["seconds"]
+
+
+def test_an_engine_that_is_not_thread_safe_gets_one_request_at_a_time(
+    threads: ThreadPoolExecutor,
+) -> None:
+    sleeper = Sleeper()
+    workload.closed_loop(workload.one_at_a_time(sleeper.predict), list(range(20)), 4, threads)
+    assert sleeper.most == 1
+
+
+@pytest.mark.parametrize("failing", [0, 7])
+def test_what_a_client_raises_is_raised_and_nobody_waits_forever(
+    failing: int, threads: ThreadPoolExecutor
+) -> None:
+    def predict(request: int) -> None:
+        if request == failing:
+            raise ValueError(f"request {request}")
+
+    with pytest.raises(ValueError, match=f"request {failing}"):
+        workload.closed_loop(predict, list(range(20)), 3, threads)
+
+
+def test_the_threads_of_clients_live_on_so_that_their_time_is_known_to_be_ours(
+    digits_engines: dict[str, Artifact[EngineSpec]], tmp_path: Path
+) -> None:
+    """The watch adds up what the threads of the process did; what it misses, it takes for others' work."""
+    np.savez(tmp_path / "inputs.npz", x_nchw=np.zeros((4, 1, 8, 8), np.float32))
+    subject = EngineSubject(folder=digits_engines["fp32/onnx"].path).model_dump(mode="json")
+    engine = Engine()
+    engine.load(subject, str(tmp_path / "inputs.npz"), [1], threads=1)
+    before = set(threading.enumerate())
+    engine.closed_loop(clients=3, requests=30)
+    assert len(set(threading.enumerate()) - before) == 3
+
+
+def test_every_engine_has_figures_for_every_number_of_clients(digits_bench: MakeBench) -> None:
+    bench = digits_bench(ANY_MACHINE, "fp32/onnx", "fp32/eager")
+    with bench.launched():
+        measured = run_all(bench)
+    for scenarios, loops in measured.values():
+        assert scenarios == ()
+        assert [loop.clients for loop in loops] == [1, 3]
+        for loop in loops:
+            assert loop.requests_per_s is not None
+            assert loop.latency_ms_p50 is not None
+            assert loop.reason == ""
+            assert 0 < loop.requests_per_s.low <= loop.requests_per_s.value <= loop.requests_per_s.high
+            if loop.latency_ms_p99 is None:
+                assert loop.unquoted.endswith(" of 662 samples")
+            else:
+                assert loop.latency_ms_p99.value >= loop.latency_ms_p50.value
+            # Little's law: so many clients are in the system, less the few moments between two requests
+            mean_ms_at_least = 0.5 * loop.latency_ms_p50.low
+            assert loop.requests_per_s.value * mean_ms_at_least / 1e3 < loop.clients
+
+
+def test_clients_that_wait_for_each_other_are_no_disturbance(digits_bench: MakeBench) -> None:
+    bench = digits_bench(ANY_MACHINE, "fp32/onnx")
+    with bench.launched():
+        session = Session(bench, Ours(), {"fp32/onnx": {1: 0.1}}, longest_s=10.0)
+        bench.watch.causes.clear()
+        closed_loop(session, 4 * usable_cpus())
+        assert "other processes took the CPU from the engine" not in bench.watch.causes
+    assert bench.watch.limits == ANY_MACHINE.quiet

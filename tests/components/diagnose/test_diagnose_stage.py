@@ -1,0 +1,177 @@
+"""The stage as a whole: roofs, what cannot be diagnosed, what is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from components.diagnose.layers import Layer
+from components.diagnose.roofs import Roofs, model_bound
+from components.measurements import CeilingsSpec
+from tests.components.diagnose.conftest import Diagnose, MakeEngine, Network, interval, make_ceilings
+
+
+def small() -> Network:
+    return Network((16, 24, 24)).conv(32).conv(32).head()
+
+
+def layer(**changes: Any) -> Layer:
+    fields: dict[str, Any] = {
+        "name": "conv",
+        "op": "Conv",
+        "precision": "fp32",
+        "flops": 1_000_000,
+        "weight_bytes": 100_000,
+        "activation_bytes": 50_000,
+        "time_us": 20.0,
+    }
+    return Layer(**{**fields, **changes})
+
+
+@pytest.fixture(scope="module")
+def stepped() -> CeilingsSpec:
+    """100 Gflop/s; 400, 200, 50 and 10 GB/s in the levels of the memory."""
+    rates = {"L1": 400.0, "L2": 200.0, "L3": 50.0, "DRAM": 10.0}
+    spec = make_ceilings(gflop_per_s=100.0)
+    points = (
+        point.model_copy(update={"gb_per_s": interval(rates[point.level])}) for point in spec.bandwidths
+    )
+    return spec.model_copy(update={"bandwidths": tuple(points)})
+
+
+@pytest.mark.parametrize(
+    ("size", "gb_per_s"),
+    [(1_000, 400), (32_000, 400), (32_001, 200), (1_000_000, 200), (2_000_000, 50), (10**12, 10)],
+)
+def test_bytes_come_from_the_smallest_level_that_holds_them(
+    stepped: CeilingsSpec, size: int, gb_per_s: float
+) -> None:
+    assert Roofs(stepped, threads=2).gb_per_s(size) == gb_per_s
+
+
+def test_a_layer_under_the_roofs(stepped: CeilingsSpec) -> None:
+    roofs = Roofs(stepped, threads=2)
+    judged = roofs.judge(layer(), all_weight_bytes=5_000_000)
+    assert judged.compute_us == pytest.approx(10.0)
+    # activations of 50 kB from L2, weights from L3, where those of the whole engine are
+    assert judged.memory_us == pytest.approx(50_000 / 200e3 + 100_000 / 50e3)
+    assert judged.roof_us == pytest.approx(10.0)
+    assert judged.share_of_roof == pytest.approx(0.5)
+    assert judged.bound == "compute"
+    assert roofs.judge(layer(time_us=21.0), all_weight_bytes=0).bound == "overhead"
+    assert roofs.judge(layer(flops=100, time_us=2.0), all_weight_bytes=5_000_000).bound == "memory"
+    moving = roofs.judge(layer(flops=0, precision="bf16"), all_weight_bytes=0)  # no ceiling needed for bf16
+    assert moving.share_of_roof is None and moving.roof_us == moving.memory_us
+
+
+def test_a_looser_ceiling_stands_in_for_one_that_was_not_stable() -> None:
+    alone = make_ceilings(gflop_per_s=100.0, gb_per_s=30.0, threads=1)
+    both = make_ceilings(gflop_per_s=150.0, gb_per_s=40.0, threads=2)
+    spec = alone.model_copy(
+        update={
+            "gemms": alone.gemms + tuple(_unstable(both.gemms, precision="fp32")),
+            "bandwidths": tuple(_unstable(alone.bandwidths, level="DRAM"))
+            + tuple(_unstable(_unstable(both.bandwidths, level="L3"), level="DRAM")),
+        }
+    )
+    roofs = Roofs(spec, threads=2)
+    assert roofs.gflop_per_s("fp32") == 200.0  # twice that of one thread
+    assert roofs.gflop_per_s("int8") == 600.0
+    assert roofs.gb_per_s(8_000_000) == 60.0  # likewise
+    assert roofs.gb_per_s(10**9) == 60.0  # L3's, for DRAM was stable with no number of threads
+    assert roofs.stand_ins() == (
+        "ceilings of 2 threads not known: DRAM bandwidth",
+        "ceilings of 2 threads not stable, so 2 times that of one thread stands in: "
+        "fp32 arithmetic, L3 bandwidth",
+    )
+    assert Roofs(both, threads=2).stand_ins() == ()
+
+
+def test_the_fastest_round_stands_in_where_no_thread_count_was_stable() -> None:
+    spec = make_ceilings(threads=2)
+    gemms = tuple(point.model_copy(update={"gflop_per_s": None, "fastest": 123.0}) for point in spec.gemms)
+    roofs = Roofs(spec.model_copy(update={"gemms": gemms}), threads=2)
+    assert roofs.gflop_per_s("fp32") == 123.0
+    assert roofs.stand_ins() == (
+        "ceilings of 2 threads not stable, so its fastest round stands in: fp32 arithmetic, int8 arithmetic",
+    )
+
+
+def _unstable(points: Any, **which: str) -> list[Any]:
+    """`points` without the rates of those that have the attributes `which`."""
+    (key, value), *_ = which.items()
+    return [
+        point.model_copy(update={"gb_per_s" if hasattr(point, "level") else "gflop_per_s": None})
+        if getattr(point, key) == value
+        else point
+        for point in points
+    ]
+
+
+def test_rates_of_signed_products_are_known_where_both_were_measured() -> None:
+    spec = make_ceilings()
+    fp32, int8 = spec.gemms
+    pair = [
+        int8.model_copy(update={"library": f"onnxruntime (MLAS) {sign}", "gflop_per_s": interval(rate)})
+        for sign, rate in (("U8S8", 400.0), ("S8S8", 35.0))
+    ]
+    assert Roofs(spec, threads=2).sign_rates() is None
+    known = spec.model_copy(update={"gemms": (fp32, *pair)})
+    assert Roofs(known, threads=2).sign_rates() == (35.0, 400.0)
+    assert Roofs(known, threads=1).sign_rates() is None
+
+
+def test_without_a_ceiling_nothing_is_claimed(stepped: CeilingsSpec) -> None:
+    unknown = Roofs(stepped, threads=2).judge(layer(precision="bf16"), all_weight_bytes=0)
+    other_threads = Roofs(stepped, threads=3).judge(layer(), all_weight_bytes=0)
+    for judged in (unknown, other_threads):
+        assert (judged.roof_us, judged.share_of_roof, judged.bound) == (None, None, None)
+    assert model_bound((unknown,), 10.0) is None
+
+
+def test_an_engine_without_ceilings_still_has_its_layers(
+    make_engine: MakeEngine, run_diagnosis: Diagnose
+) -> None:
+    one = run_diagnosis({"fp32/onnx": make_engine(small())}, ceilings=make_ceilings(threads=7)).engines[
+        "fp32/onnx"
+    ]
+    assert one.status == "diagnosed" and one.layers
+    assert (one.roof_us, one.share_of_roof, one.bound) == (None, None, None)
+    assert one.verdict.startswith("The machine has no stable ceilings for 2 threads")
+
+
+def test_what_is_written_adds_up(make_engine: MakeEngine, run_diagnosis: Diagnose) -> None:
+    engines = {"fp32/onnx": make_engine(small())}
+    whole = run_diagnosis(engines).engines["fp32/onnx"]
+    assert whole.flops == sum(one.flops for one in whole.layers)
+    assert whole.bytes == sum(one.bytes for one in whole.layers)
+    assert whole.profiled_us == pytest.approx(sum(one.time_us for one in whole.layers), abs=0.01)
+    assert whole.roof_us is not None and whole.share_of_roof is not None
+    assert whole.share_of_roof == pytest.approx(whole.roof_us / whole.time_us, abs=1e-3)
+    assert [one.name for one in whole.layers if one.op.endswith("Conv")] == ["conv0", "conv2"]
+
+    few = run_diagnosis(engines, layers=2).engines["fp32/onnx"]
+    assert {one.name for one in few.layers} == {"conv0", "conv2"}  # the slowest, in the order they run
+    assert few.flops == whole.flops
+    assert few.profiled_us > sum(one.time_us for one in few.layers)
+
+
+def test_what_cannot_be_diagnosed_says_why(make_engine: MakeEngine, run_diagnosis: Diagnose) -> None:
+    built = make_engine(small())
+    engines = {
+        "fp32/onnx": built,
+        "gpu/onnx": make_engine(small(), identity={"device": "cuda"}),
+        "int8/tensorrt": make_engine(small(), target="tensorrt", identity={"device": "cuda H200"}),
+        "absent/tensorrt": make_engine(small(), missing="this machine has no NVIDIA GPU"),
+    }
+    times_us = {"gpu/onnx": 10.0, "int8/tensorrt": 10.0}
+    diagnosis = run_diagnosis(engines, time_us=times_us)
+    reasons = {name: one.reason for name, one in diagnosis.engines.items()}
+    assert reasons["fp32/onnx"] == ""
+    assert reasons["gpu/onnx"] == "it runs on cuda, and layers are timed on the CPU only"
+    assert "tensorrt" in reasons["int8/tensorrt"]
+    assert reasons["absent/tensorrt"] == "not built: this machine has no NVIDIA GPU"
+    invalid = run_diagnosis({"fp32/onnx": built}, invalid="another process took 40 % of the CPU")
+    assert "another process" in invalid.engines["fp32/onnx"].reason
+    assert invalid.engines["fp32/onnx"].status == "not diagnosed"

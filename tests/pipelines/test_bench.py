@@ -1,0 +1,445 @@
+"""`hpml bench`: what an argument is, real measurements of small things, and what is left of them."""
+
+from __future__ import annotations
+
+import csv
+import json
+import re
+import shutil
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from components.benchmark.record import BenchRecord, analysed, read_again, read_record
+from components.benchmark.subjects import (
+    BundleSubject,
+    EngineSubject,
+    OnnxSubject,
+    ServerSubject,
+    TorchSubject,
+)
+from components.errors import ConfigInvalid, GateFailed, HpmlError, UsageError
+from components.export import stage as export
+from components.measurements import Conditions, MeasurementsSpec
+from components.targets import Onnx
+from pipelines import bench, bench_tables, measurable, run_record
+from pipelines.__main__ import main
+from pipelines.measurable import Hints
+from pipelines.run_record import RunRecord, StepRecord
+from pipelines.store import Store
+from tests.small_subjects import (
+    MODEL_OF_THE_USER,
+    inference_server,
+    write_image_model,
+    write_text_model,
+)
+
+QUICK = (
+    *["--rounds", "5", "--launches", "2", "--requests", "20", "--batch", "1,4", "--budget-s", "60"],
+    "--allow-noise",
+)
+
+
+@pytest.fixture(scope="module")
+def models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with models of all sorts. Not to be changed."""
+    place = tmp_path_factory.mktemp("models")
+    write_image_model(place / "small.onnx")
+    write_image_model(place / "renamed.onnx", name="input")
+    write_image_model(place / "larger.onnx", size=64)
+    write_image_model(place / "single.onnx", batch=1)
+    write_image_model(place / "eight.onnx", batch=8)
+    write_text_model(place / "text.onnx")
+    (place / "their_model.py").write_text(MODEL_OF_THE_USER)
+    (place / "notes.txt").write_text("")
+    (place / "empty").mkdir()
+    return place
+
+
+@pytest.fixture
+def hints(tmp_path: Path) -> Hints:
+    return Hints(tmp_path / "runs")
+
+
+@pytest.fixture(scope="module")
+def measured(models: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The folder of a bench of a small and a much larger model, and of the user's own module."""
+    place = tmp_path_factory.mktemp("bench")
+    folder = place / "it"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(models)
+        arguments = ["small.onnx", "larger.onnx", "their_model:small", "--input", "3x4x4"]
+        main(["bench", *arguments, *QUICK, "--home", str(place / "runs"), "--out", str(folder)])
+    return folder
+
+
+def tags_of(page: str) -> set[str]:
+    """The elements that a browser would find in it."""
+    found = set()
+    parser = HTMLParser()
+    parser.handle_starttag = lambda tag, _: found.add(tag)  # type: ignore[method-assign]
+    parser.feed(page)
+    return found
+
+
+# ------------------------------------------------------------------------------------ what an argument is
+
+
+def test_what_an_argument_is(models: Path, hints: Hints, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(models)
+    file = measurable.measurable("small.onnx", hints)
+    assert isinstance(file.subject, OnnxSubject) and file.subject.file == models / "small.onnx"
+    given = Hints(hints.home, inputs=measurable.parse_inputs(["3x4x4"]))
+    module = measurable.measurable("their_model:small", given)
+    assert isinstance(module.subject, TorchSubject) and module.subject.import_paths == (models,)
+    with inference_server() as server:
+        by_url = measurable.measurable(f"{server.url}/v2/models/sum", hints)
+        by_name = measurable.measurable(server.url, Hints(hints.home, model="sum"))
+    assert isinstance(by_url.subject, ServerSubject) and by_url == by_name
+
+
+def test_a_folder_with_a_bundle_is_a_bundle(models: Path, hints: Hints, tmp_path: Path) -> None:
+    (tmp_path / "bundle").mkdir()
+    (tmp_path / "bundle" / "bundle.json").write_text("{}")
+    with pytest.raises(HpmlError, match=r"bundle.json cannot be read"):
+        measurable.measurable(str(tmp_path / "bundle"), hints)
+    assert BundleSubject(folder=tmp_path).folder == tmp_path
+
+
+@pytest.mark.parametrize(
+    ("argument", "why"),
+    [
+        ("absent.onnx", "no such file or folder"),
+        ("notes.txt", "no .onnx file"),
+        ("empty", "neither bundle.json nor manifest.json"),
+        ("yesterday:int8/onnx", "there is no run 'yesterday'"),
+        ("latest:int8/onnx", "there is no run 'latest'"),
+        ("their_model:small", "nothing says what the module"),
+        ("ftp://host/model", "http or https"),
+        ("text.onnx", "size of 'seq' open"),
+    ],
+)
+def test_what_cannot_be_measured_is_said(
+    models: Path, hints: Hints, monkeypatch: pytest.MonkeyPatch, argument: str, why: str
+) -> None:
+    monkeypatch.chdir(models)
+    with pytest.raises(HpmlError, match=re.escape(why)):
+        measurable.measurable(argument, hints)
+
+
+def test_an_artifact_that_is_no_engine_is_refused(digits_data: Any, hints: Hints) -> None:
+    with pytest.raises(UsageError, match="it is a dataset"):
+        measurable.measurable(str(digits_data.path), hints)
+
+
+def test_the_same_again_has_a_name_of_its_own(models: Path, hints: Hints) -> None:
+    file = str(models / "small.onnx")
+    assert list(measurable.measurables([file, file, file], hints)) == [file, f"{file} (2)", f"{file} (3)"]
+
+
+@pytest.fixture(scope="session")
+def run_with_engines(
+    digits_data: Any, small_model: Any, tmp_path_factory: pytest.TempPathFactory, run_stage_once: Any
+) -> Path:
+    """The workspace of a run that built fp32/onnx, did not get to int8/onnx, and measured nothing."""
+    engine = run_stage_once(export.run, Onnx(), model=small_model, data=digits_data)
+    home = tmp_path_factory.mktemp("workspace") / "runs"
+    shutil.copytree(engine.path, Store(home).object_path(engine.digest))
+    steps = {
+        "export-onnx": StepRecord(stage="export", status="done", digest=engine.digest),
+        "export-quantize-onnx": StepRecord(stage="export", status="failed"),
+    }
+    record = RunRecord(
+        id="it", recipe="it", recipe_file="/there/it.yaml", status="failed", started_at_s=1.0, steps=steps
+    )
+    (home / "it").mkdir()
+    run_record.save(home, record)
+    (home / "it" / "recipe.yaml").write_text("data: digits\n")
+    return home
+
+
+def test_an_engine_of_a_run(run_with_engines: Path) -> None:
+    found = measurable.measurable("it:fp32/onnx", Hints(run_with_engines))
+    assert isinstance(found.subject, EngineSubject) and found.import_paths == ("/there",)
+    assert found.signature.inputs[0].shape == (1, 8, 8) and found.known["precision"] == "fp32"
+    same = measurable.measurable(str(found.subject.folder), Hints(run_with_engines))
+    assert (same.subject, same.known) == (found.subject, found.known)
+
+
+@pytest.mark.parametrize(
+    ("engine", "why"),
+    [
+        ("it:int8/onnx", "export-quantize-onnx is failed"),
+        ("it:fp32/eager", "export-eager is not part of the run"),
+        ("it:fp64/onnx", "it has fp32/eager, fp32/onnx, int8/onnx"),
+        ("it:", "has no engine ''"),
+    ],
+)
+def test_an_engine_that_a_run_does_not_have(run_with_engines: Path, engine: str, why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        measurable.measurable(engine, Hints(run_with_engines))
+
+
+def test_engines_of_runs_find_their_images_beside_an_onnx_file(
+    run_with_engines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = write_image_model(tmp_path / "other.onnx")
+    arguments = ["it:fp32/onnx", str(file), *QUICK, "--home", str(run_with_engines)]
+    main(["bench", *arguments, "-o", "json", "--out", str(tmp_path / "out")])
+    record = BenchRecord.model_validate_json(capsys.readouterr().out)
+    assert list(record.measurements.engines) == ["it:fp32/onnx", str(file)]
+    assert record.measurements.engines["it:fp32/onnx"].macs > 0
+
+
+@pytest.mark.parametrize("given", ["seq", "seq=", "=3", "seq=0", "seq=-1", "seq=a"])
+def test_sizes_that_are_none_are_refused(given: str) -> None:
+    with pytest.raises(UsageError, match="is not valid"):
+        measurable.parse_sizes([given])
+
+
+@pytest.mark.parametrize("given", ["0", "1,", "a", "-1", "1;2"])
+def test_batches_that_are_none_are_refused(given: str) -> None:
+    with pytest.raises(UsageError, match="is not valid"):
+        measurable.parse_batches(given)
+
+
+# --------------------------------------------------------------------------------------- the config of it
+
+
+def config(models: Path, hints: Hints, *names: str, **wishes: Any) -> Any:
+    found = measurable.measurables([str(models / name) for name in names], hints)
+    return bench._config(found, bench.Wishes(**wishes))
+
+
+def test_a_fixed_batch_limits_what_is_measured(
+    models: Path, hints: Hints, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert config(models, hints, "small.onnx").batch_sizes == (1, 8, 32)
+    assert config(models, hints, "small.onnx", "single.onnx").batch_sizes == (1,)
+    assert "takes one at a time" in " ".join(capsys.readouterr().err.split())
+    with pytest.raises(ConfigInvalid, match=r"single.onnx takes batches of 1 only.*--batch 1"):
+        config(models, hints, "single.onnx", batches=(1, 32))
+    with pytest.raises(ConfigInvalid, match="takes batches of 1 only"):
+        config(models, hints, "single.onnx", scenarios=("MultiStream",))
+    with pytest.raises(ConfigInvalid, match="takes batches of 8 only"):
+        config(models, hints, "eight.onnx")
+
+
+def test_wishes_that_cannot_be_met_are_refused(models: Path, hints: Hints) -> None:
+    for wish, why in (
+        ({"scenarios": ("Offlien",)}, "scenarios"),
+        ({"rounds": 1}, "rounds"),
+        ({"threads": 1000}, "CPUs"),
+        ({"reference": "other"}, "no engine 'other'"),
+    ):
+        with pytest.raises(HpmlError, match=why):
+            config(models, hints, "small.onnx", **wish)
+
+
+def test_a_server_is_no_disturbance(models: Path, hints: Hints) -> None:
+    with inference_server() as server:
+        found = measurable.measurables([f"{server.url}/v2/models/sum", str(models / "small.onnx")], hints)
+    quiet = bench._config(found, bench.Wishes()).quiet
+    alone = config(models, hints, "small.onnx").quiet
+    assert quiet.max_others == 1 > alone.max_others and quiet.max_stolen == alone.max_stolen
+
+
+def test_the_same_inputs_for_those_that_take_the_same(models: Path, hints: Hints, tmp_path: Path) -> None:
+    names = ("small.onnx", "renamed.onnx", "larger.onnx")
+    found = measurable.measurables([str(models / name) for name in names], hints)
+    bench._write_inputs(tmp_path / "inputs.npz", found, bench._config(found, bench.Wishes()))
+    with np.load(tmp_path / "inputs.npz") as arrays:
+        assert sorted(arrays[name].shape for name in arrays.files) == [(64, 3, 4, 4), (64, 3, 64, 64)]
+
+
+# -------------------------------------------------------------------------------------- a real measurement
+
+
+def test_what_is_in_the_folder(measured: Path) -> None:
+    assert {file.name for file in measured.iterdir()} == {
+        "bench.json",
+        "samples.npz",
+        "bench.csv",
+        "bench.html",
+    }
+    record = read_record(measured)
+    engines = record.measurements.engines
+    assert list(engines) == ["small.onnx", "larger.onnx", "their_model:small"]
+    larger, small = engines["larger.onnx"], engines["small.onnx"]
+    assert larger.latency_ms_p50 and small.latency_ms_p50 and larger.speedup_vs_reference
+    assert larger.latency_ms_p50.value > 2 * small.latency_ms_p50.value  # 12,288 inputs instead of 48
+    assert larger.speedup_vs_reference.high < 1
+    assert [item.batch for item in small.throughput] == [1, 4]
+    assert larger.size_bytes > 12_288 * 5 * 4 and larger.parameters == 12_288 * 5
+    assert larger.unquoted["latency_ms_p99"] == "100 of 662 samples"
+    assert small.resources and small.resources.peak_rss_bytes
+    assert {"cpu", "cpu_flags", "cpu_governor", "memory_limit"} <= record.measurements.environment.keys()
+    assert {"onnxruntime", "torch", "numpy"} <= record.libraries.keys()
+    assert record.config.reference == "small.onnx" and record.notes
+
+
+def test_the_table_of_figures(measured: Path) -> None:
+    with (measured / "bench.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    p50 = next(row for row in rows if row["engine"] == "small.onnx" and row["figure"] == "latency_ms_p50")
+    quoted = read_record(measured).measurements.engines["small.onnx"].latency_ms_p50
+    assert quoted and float(p50["value"]) == quoted.value and p50["unit"] == "ms"
+    p99 = next(row for row in rows if row["figure"] == "latency_ms_p99")
+    assert (p99["value"], p99["reason"]) == ("", "100 of 662 samples")
+
+
+def test_the_samples_give_the_same_figures_again(
+    measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    stored = read_record(measured)
+    shutil.copytree(measured, tmp_path / "copy")
+    told = json.loads((tmp_path / "copy" / "bench.json").read_text())
+    told["measurements"]["engines"] = {}
+    (tmp_path / "copy" / "bench.json").write_text(json.dumps(told))
+    assert read_again(tmp_path / "copy") == stored
+    main(["bench", "--from", str(tmp_path / "copy"), "-o", "json"])
+    assert BenchRecord.model_validate_json(capsys.readouterr().out) == stored
+
+
+def test_the_tables_fit_80_columns(measured: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    main(["bench", "--from", str(measured)])
+    printed = capsys.readouterr().out
+    tables, _, sentences = printed.rpartition("Second lines")
+    assert max(len(line) for line in tables.splitlines()) <= 80
+    assert "not enough" in tables and "100 of 662" in tables
+    assert "5 rounds" in sentences and "bench.html" in sentences
+
+
+def test_the_page_is_self_contained(measured: Path) -> None:
+    page = (measured / "bench.html").read_text()
+    assert "script" not in tags_of(page) and not re.search(r"(src|href)=", page)
+    assert "100 of 662 samples" in page and "their_model" in page.replace("<wbr>", "").replace("<wbr />", "")
+
+
+def test_names_from_outside_are_escaped_and_steer_nothing(
+    measured: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = read_record(measured)
+    name = "<script>alert(1)</script>\x1b[2J[bold]"
+    hostile = record.model_copy(
+        update={
+            "subjects": {name: record.subjects["small.onnx"]},
+            "config": record.config.model_copy(update={"reference": name}),
+            "measurements": record.measurements.model_copy(update={"reference": name, "engines": {}}),
+        }
+    )
+    with np.load(measured / "samples.npz") as arrays:
+        latencies = {name: {batch: arrays[f"small.onnx@{batch}"] for batch in (1, 4)}}
+    hostile = analysed(hostile, latencies)
+    assert "script" not in tags_of(bench.page(hostile))
+    bench_tables.show(hostile, measured, "table")
+    printed = capsys.readouterr().out
+    assert "\x1b[2J" not in printed and "[bold]" in printed.replace("\n", "")
+
+
+@pytest.mark.parametrize("damage", ["no json", "other", "no samples", "short", "objects", "not a number"])
+def test_a_folder_that_is_damaged_is_refused(measured: Path, tmp_path: Path, damage: str) -> None:
+    folder = tmp_path / "copy"
+    shutil.copytree(measured, folder)
+    with np.load(folder / "samples.npz") as file:
+        arrays = dict(file)
+    if damage == "no json":
+        (folder / "bench.json").write_text("{")
+    elif damage == "other":
+        (folder / "bench.json").write_text('{"kind": "report"}')
+    elif damage == "no samples":
+        (folder / "samples.npz").unlink()
+    elif damage == "short":
+        del arrays["small.onnx@4"]
+    elif damage == "objects":
+        arrays["small.onnx@4"] = np.array([[print]], dtype=object)
+    else:
+        arrays["small.onnx@4"] = np.full_like(arrays["small.onnx@4"], np.nan)
+    if damage in ("short", "objects", "not a number"):
+        np.savez(folder / "samples.npz", **arrays)
+    with pytest.raises(ConfigInvalid):
+        read_again(folder)
+
+
+def test_a_server_beside_an_onnx_file(
+    models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with inference_server(extensions=("binary_tensor_data",)) as server:
+        address = f"{server.url}/v2/models/sum"
+        arguments = [address, str(models / "small.onnx"), *QUICK, "--home", str(tmp_path / "runs")]
+        main(["bench", *arguments, "-o", "json", "--scenario", "SingleStream", "--price-per-hour", "0.4"])
+    record = BenchRecord.model_validate_json(capsys.readouterr().out)
+    remote, local = record.measurements.engines.values()
+    assert remote.latency_ms_p50 and remote.scenarios[0].scenario == "SingleStream"
+    assert remote.resources and local.resources and local.resources.peak_rss_bytes
+    assert remote.resources.peak_rss_bytes is remote.resources.cold_start_ms is None
+    assert "server" in remote.resources.energy_source and remote.resources.price_per_million
+    assert any("includes the network" in note for note in record.notes)
+    [folder] = (tmp_path / "runs" / "bench").iterdir()
+    assert read_record(folder) == record
+
+
+def test_an_invalid_measurement_has_no_figures_and_exit_code_5(
+    measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = read_record(measured)
+    spec = record.measurements.model_copy(
+        update={"invalid": "the machine was disturbed", "engines": {}, "conditions": Conditions(slices=3)}
+    )
+    (tmp_path / "bench.json").write_text(record.model_copy(update={"measurements": spec}).model_dump_json())
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", "--from", str(tmp_path)])
+    told = capsys.readouterr()
+    assert ended.value.code == 5 and "INVALID" in told.err and "the machine was disturbed" in told.err
+    assert not re.search(r"\d ms|p50", told.out)
+    assert "there are no figures" in bench.page(read_record(tmp_path))
+
+
+def test_a_machine_that_is_not_quiet_is_refused(models: Path, tmp_path: Path) -> None:
+    """No slice can pass limits that nothing meets, so the budget ends first."""
+    found = measurable.measurables([str(models / "small.onnx")], Hints(tmp_path / "runs"))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("components.benchmark.watch.Watch.disturbances", lambda *_: ["a hog"])
+        record, folder = bench.measure(
+            tmp_path / "runs", found, bench.Wishes(batches=(1,), budget_s=1.0), command=(), folder=None
+        )
+    assert "a hog" in record.measurements.invalid and record.measurements.engines == {}
+    assert isinstance(read_record(folder).measurements, MeasurementsSpec)
+    with pytest.raises(GateFailed, match="a hog"):
+        bench.refuse_invalid(record)
+
+
+def test_a_folder_that_is_there_already_is_not_written_over(models: Path, measured: Path) -> None:
+    before = sorted(measured.iterdir())
+    with pytest.raises(SystemExit) as ended:
+        main(["bench", str(models / "small.onnx"), "--out", str(measured)])
+    assert ended.value.code == 2 and sorted(measured.iterdir()) == before
+
+
+def test_the_machine_is_a_subcommand_and_engines_are_the_default(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    main(["bench", "--help"])
+    shown = capsys.readouterr().out
+    assert "machine" in shown and "engines" in shown and "ENGINE..." in shown
+    for arguments in (["absent.onnx"], ["--batch", "1", "absent.onnx"], ["engines", "absent.onnx"]):
+        with pytest.raises(SystemExit) as ended:
+            main(["bench", *arguments])
+        assert ended.value.code == 2 and "absent.onnx" in capsys.readouterr().err
+    main(["bench", "machine", "--help"])
+    assert "--force" in capsys.readouterr().out
+
+
+def test_exit_codes_of_servers(capsys: pytest.CaptureFixture[str]) -> None:
+    with inference_server() as server:
+        gone = f"{server.url}/v2/models/sum"
+        with pytest.raises(SystemExit) as unknown:
+            main(["bench", f"{server.url}/v2/models/other"])
+    with pytest.raises(SystemExit) as refused:
+        main(["bench", gone])
+    assert unknown.value.code == refused.value.code == 6
+    lines = capsys.readouterr().err.strip().splitlines()
+    assert len(lines) == 2 and "404" in lines[0] and "ConnectionRefusedError" in lines[1]

@@ -1,0 +1,236 @@
+"""`hpml compare`: ratios of figures that were not measured together, and what is said of them."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from components.artifacts import Lineage, seal_artifact
+from components.benchmark.record import BenchRecord, SubjectRecord
+from components.benchmark.stage import BenchmarkConfig
+from components.errors import GateFailed, UsageError
+from components.measurements import EngineFigures, Interval, MeasurementsSpec, Throughput
+from pipelines import compare, run_record
+from pipelines.__main__ import main
+from pipelines.compare import MARGIN, ratio, verdict
+from pipelines.run_record import RunRecord, StepRecord
+from pipelines.store import Store
+
+
+def around(value: float, share: float = 0.01) -> Interval:
+    return Interval(value=value, low=value / (1 + share), high=value * (1 + share))
+
+
+def engine(p50_ms: float, *, top1: float | None = None, share: float = 0.01) -> EngineFigures:
+    accuracy = None if top1 is None else Interval(value=top1, low=top1 - 0.01, high=top1 + 0.01)
+    return EngineFigures(
+        status="measured",
+        target="onnx",
+        precision="fp32",
+        methods=(),
+        size_bytes=1,
+        parameters=1,
+        macs=1,
+        accuracy_top1=accuracy,
+        latency_ms_p50=around(p50_ms, share),
+        throughput=(Throughput(batch=8, images_per_s=around(1000 / p50_ms, share)),),
+    )
+
+
+def spec(engines: dict[str, EngineFigures], **fields: Any) -> MeasurementsSpec:
+    told: dict[str, Any] = {
+        "reference": next(iter(engines), ""),
+        "best_fp32": "",
+        "engines": engines,
+        "rounds": 20,
+        "requests_per_round": 50,
+        "threads": 2,
+        "seed": 0,
+        "environment": {"cpu": "a CPU", "kernel": "6.1"},
+    }
+    return MeasurementsSpec(**told | fields)
+
+
+def bench_folder(place: Path, measurements: MeasurementsSpec, **libraries: str) -> Path:
+    place.mkdir(parents=True)
+    record = BenchRecord(
+        id=place.name,
+        created_at="",
+        command=(),
+        config=BenchmarkConfig(reference=measurements.reference or "none"),
+        libraries={"onnxruntime": "1.31.1"} | libraries,
+        subjects={name: SubjectRecord(kind="onnx", known={}) for name in measurements.engines},
+        measurements=measurements,
+    )
+    (place / "bench.json").write_text(record.model_dump_json())
+    return place
+
+
+def run_of(home: Path, run: str, measurements: MeasurementsSpec, started_at_s: float) -> None:
+    """A run whose one step is a benchmark with these measurements."""
+    folder = home / "tmp" / run
+    folder.mkdir(parents=True)
+    lineage = Lineage(
+        stage="benchmark",
+        code_digest="",
+        config=None,
+        parents={},
+        libraries={"onnxruntime": "1.30.0"},
+        started_at_s=0,
+        seconds=0,
+        peak_rss_bytes=0,
+    )
+    manifest = seal_artifact(folder, spec=measurements, metrics={}, lineage=lineage)
+    folder.rename(Store(home).object_path(manifest.digest))
+    (home / run).mkdir()
+    step = StepRecord(stage="benchmark", status="done", digest=manifest.digest)
+    record = RunRecord(
+        id=run,
+        recipe="r",
+        recipe_file="",
+        status="done",
+        started_at_s=started_at_s,
+        steps={"benchmark": step},
+    )
+    run_record.save(home, record)
+
+
+# ------------------------------------------------------------------------------------------------- ratios
+
+intervals = st.builds(
+    lambda value, low, high: Interval(value=value, low=value / (1 + low), high=value * (1 + high)),
+    st.floats(1e-3, 1e3),
+    st.floats(0, 2),
+    st.floats(0, 2),
+)
+
+
+@given(intervals, intervals)
+def test_a_ratio_turned_over_has_its_interval_turned_over(one: Interval, other: Interval) -> None:
+    found, turned = ratio(one, other), ratio(other, one)
+    assert found.low <= found.value <= found.high
+    assert found.low == pytest.approx(1 / turned.high) and found.high == pytest.approx(1 / turned.low)
+
+
+def test_the_interval_of_a_ratio_holds_the_truth_95_times_in_100() -> None:
+    """Two independent lognormal estimates, whose own 95 % intervals are exact."""
+    rng = np.random.default_rng(0)
+    errors = rng.normal(0, (0.03, 0.05), (4000, 2))
+    held = 0
+    for first, second in np.exp(errors):
+        one = Interval(
+            value=3 * first, low=3 * first * np.exp(-1.96 * 0.03), high=3 * first * np.exp(1.96 * 0.03)
+        )
+        other = Interval(value=second, low=second * np.exp(-1.96 * 0.05), high=second * np.exp(1.96 * 0.05))
+        found = ratio(one, other)
+        held += found.low <= 3 <= found.high
+    assert 0.94 < held / 4000 < 0.96
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"),
+    [
+        (1.10, 1.30, "faster"),
+        (1.005, 1.05, "faster"),
+        (0.70, 0.90, "slower"),
+        (0.95, 0.999, "slower"),
+        (0.99, 1.01, "tied"),
+        (1.005, 1.015, "tied"),
+        (0.90, 1.10, "undecided"),
+        (0.999, 1.05, "undecided"),
+    ],
+)
+def test_verdicts(low: float, high: float, said: str) -> None:
+    assert MARGIN == 0.02
+    assert verdict(Interval(value=(low * high) ** 0.5, low=low, high=high)) == said
+
+
+# ------------------------------------------------------------------------------------------- two measurements
+
+
+def test_two_benches(tmp_path: Path) -> None:
+    before = {
+        "same": engine(2.0, share=0.001),
+        "better": engine(4.0),
+        "worse": engine(1.0),
+        "gone": engine(1.0),
+    }
+    after = {
+        "same": engine(2.0, share=0.001),
+        "better": engine(2.0),
+        "worse": engine(2.0),
+        "new": engine(1.0),
+    }
+    one, other = bench_folder(tmp_path / "a", spec(before)), bench_folder(tmp_path / "b", spec(after))
+    found = compare.compare(tmp_path, str(one), str(other / "bench.json"))
+    said = {(row.engine, row.figure): (row.verdict, round(row.ratio.value, 3)) for row in found.rows}
+    assert said == {
+        ("same", "p50, ms"): ("tied", 1.0),
+        ("same", "samples/s at 8"): ("tied", 1.0),
+        ("better", "p50, ms"): ("faster", 2.0),
+        ("better", "samples/s at 8"): ("faster", 2.0),
+        ("worse", "p50, ms"): ("slower", 0.5),
+        ("worse", "samples/s at 8"): ("slower", 0.5),
+    }
+    assert found.unmatched == ("gone", "new") and found.differences == ()
+
+
+def test_a_run_and_a_bench_and_what_differs_between_them(tmp_path: Path) -> None:
+    home = tmp_path / "runs"
+    run_of(home, "old", spec({"fp32": engine(2.0, top1=0.97)}), started_at_s=1)
+    run_of(home, "new", spec({"fp32": engine(1.0, top1=0.95)}, threads=1), started_at_s=2)
+    (home / "latest").symlink_to("new")
+    found = compare.compare(home, "old", "latest")
+    assert found.differences == ("threads: 2, then 1",)
+    assert found.accuracies["fp32"].value == pytest.approx(-0.02)
+    assert found.accuracies["fp32"].low == pytest.approx(-0.02 - 0.01 * 2**0.5)
+    other = spec({"fp32": engine(1.0)}, environment={"cpu": "another CPU", "kernel": "6.1"})
+    folder = bench_folder(tmp_path / "b", other)
+    found = compare.compare(home, "old", str(folder))
+    assert found.differences == (
+        "cpu: a CPU, then another CPU",
+        "version of onnxruntime: 1.30.0, then 1.31.1",
+    )
+    assert found.accuracies == {}
+    assert compare.warnings(found)[0].startswith("WARNING")
+
+
+def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
+    one = bench_folder(tmp_path / "a", spec({"x": engine(1.0)}))
+    other = bench_folder(tmp_path / "b", spec({"y": engine(1.0)}))
+    invalid = bench_folder(tmp_path / "c", spec({}, invalid="a hog"))
+    with pytest.raises(UsageError, match="no engine in common"):
+        compare.compare(tmp_path, str(one), str(other))
+    with pytest.raises(GateFailed, match=r"INVALID.*a hog"):
+        compare.compare(tmp_path, str(one), str(invalid))
+    with pytest.raises(UsageError, match="there is no run"):
+        compare.compare(tmp_path, str(one), "yesterday")
+
+
+@pytest.mark.parametrize("output", ["table", "json", "markdown"])
+def test_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str], output: str) -> None:
+    hostile = "<b>\x1b[2J|x</b>"
+    one = bench_folder(tmp_path / "a", spec({hostile: engine(2.0)}))
+    other = bench_folder(tmp_path / "b", spec({hostile: engine(1.0)}, threads=1))
+    page = tmp_path / "page.html"
+    main(["compare", str(one), str(other), "-o", output, "--html", str(page)])
+    printed = capsys.readouterr().out
+    assert "\x1b[2J" not in printed and "faster" in printed
+    assert "threads: 2, then 1" in printed and "faster" in page.read_text()
+    assert "<b>" not in page.read_text() and not re.search(r"<script|(src|href)=", page.read_text())
+    if output == "json":
+        told = json.loads(printed)
+        assert told["rows"][0]["ratio"]["value"] == pytest.approx(2.0) and told["margin"] == MARGIN
+        assert told["differences"] == ["threads: 2, then 1"]
+    elif output == "markdown":
+        assert "\\|x" in printed
+    else:
+        table = printed[printed.index("engine ") : printed.index("Ratios of")]
+        assert max(len(line) for line in table.splitlines()) <= 80
