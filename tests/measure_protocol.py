@@ -35,7 +35,7 @@ from pipelines.run_record import load
 from pipelines.store import Store
 
 HOME = Path("runs")
-BUDGET_S = 20.0
+BUDGET_S = 30.0
 _HOG = "while True: sum(range(100_000))"
 
 
@@ -77,7 +77,13 @@ def _subjects(run: str) -> dict[str, EngineSubject]:
 
 def _time(subjects: dict[str, EngineSubject], *, seed: int, watched: bool) -> Timed:
     config = BenchmarkConfig(
-        reference="a", batch_sizes=(1,), time_budget_s=BUDGET_S, seed=seed, quiet=Quiet(enforce=watched)
+        reference="a",
+        batch_sizes=(1,),
+        scenarios=(),
+        concurrency=(),
+        time_budget_s=BUDGET_S,
+        seed=seed,
+        quiet=Quiet(enforce=watched),
     )
     with tempfile.TemporaryDirectory() as folder:
         place = Path(folder)

@@ -39,6 +39,9 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.05, 2.0  # before a disturbed slice is trie
 Latencies = dict[str, dict[int, "NDArray[np.float64]"]]
 
 
+Round = dict[str, dict[int, tuple[dict[str, Any], Slice]]]  # engine -> batch size -> what it answered
+
+
 class Disturbed(GateFailed):
     """The machine was not quiet for long enough inside the time budget."""
 
@@ -188,7 +191,7 @@ class Timing:
 
     def __init__(self, bench: Bench) -> None:
         self._bench = bench
-        self._launches: list[list[dict[str, tuple[dict[str, Any], Slice]]]] = []
+        self._launches: list[list[Round]] = []
 
     @property
     def rounds_of_launches(self) -> tuple[int, ...]:
@@ -218,15 +221,15 @@ class Timing:
         if self._bench.config.quiet.enforce:
             self._launches = [[one for one in rounds if self._is_quiet(one)] for rounds in self._launches]
 
-    def _is_quiet(self, of_round: dict[str, tuple[dict[str, Any], Slice]]) -> bool:
+    def _is_quiet(self, of_round: Round) -> bool:
         watch = self._bench.watch
-        causes = [watch.disturbances(seen) for _, seen in of_round.values()]
+        causes = [watch.disturbances(seen) for _, seen in _slices(of_round)]
         for found in filter(None, causes):
             watch.drop(found)
         return not any(causes)
 
     @property
-    def _rounds(self) -> list[dict[str, tuple[dict[str, Any], Slice]]]:
+    def _rounds(self) -> list[Round]:
         return [one for rounds in self._launches for one in rounds]
 
     def latencies(self) -> Latencies:
@@ -239,24 +242,33 @@ class Timing:
 
     def probe_spread(self) -> float:
         """How much longer the probe took beside the worst of the slices that count than at its best."""
-        slices = [seen for of_round in self._rounds for _, seen in of_round.values()]
+        slices = [seen for of_round in self._rounds for _, seen in _slices(of_round)]
         return max((self._bench.watch.slowdown(seen) for seen in slices), default=0.0)
 
-    def _time(self, name: str) -> tuple[dict[str, Any], Slice]:
-        plan = sorted(self._bench.launches[name].requests.items())
-        return self._bench.take(name, "time", "being timed", plan=plan)
+    def _time(self, name: str) -> dict[int, tuple[dict[str, Any], Slice]]:
+        return {
+            batch: self._bench.take(
+                name, "time", f"being timed at batch {batch}", batch=batch, requests=count
+            )
+            for batch, count in self._bench.launches[name].requests.items()
+        }
 
     def _collect(self, key: str, scale: float) -> Latencies:
         collected: Latencies = {}
         for name in self._bench.names:
-            batches = sorted(self._bench.launches[name].requests)
-            replies = [of_round[name][0][key] for of_round in self._rounds]
+            by_batch = {
+                batch: [of_round[name][batch][0][key] for of_round in self._rounds]
+                for batch in sorted(self._bench.launches[name].requests)
+            }
             collected[name] = {
-                batch: np.asarray([reply[index] for reply in replies]) * scale
-                for index, batch in enumerate(batches)
-                if all(reply for reply in replies)
+                batch: np.asarray(replies) * scale for batch, replies in by_batch.items() if all(replies)
             }
         return collected
+
+
+def _slices(of_round: Round) -> Iterator[tuple[dict[str, Any], Slice]]:
+    for of_engine in of_round.values():
+        yield from of_engine.values()
 
 
 def round_orders(names: list[str], *, seed: int) -> Iterator[list[str]]:

@@ -9,8 +9,8 @@ waited      the engine's threads were ready to run and had to wait for a CPU (/p
 stolen      the hypervisor ran somebody else on a virtual CPU of ours (steal in /proc/stat).
 others      other processes used the CPUs next to it: they take caches, memory bandwidth and frequency.
 throttled   the CPU limit of our control group stopped us.
-slow        a matrix product of known cost, run on each CPU between the slices, took longer than the best of
-            the run: a lower frequency, a busy sibling, somebody outside the virtual machine.
+slow        matrix products of known cost, run on all CPUs at once between the slices, took longer than the
+            best of the run: a lower frequency, two virtual CPUs on one core, somebody outside the machine.
 """
 
 from __future__ import annotations
@@ -19,18 +19,20 @@ import os
 import time
 from collections import Counter
 from collections.abc import Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from threading import Barrier
 
 import numpy as np
 
 from components.benchmark.stage import Quiet
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
-_PROBE_SIZE = 64  # the largest product that OpenBLAS computes with one thread: 64 ** 3 multiply-accumulates
-_PROBE_PRODUCTS = 60  # about 0.5 ms
-_PROBE_REPEATS = 3
-_PROBE_CPUS = 8  # of a large machine, the probe visits as many, others each time
+_HICCUP_S = 0.002  # of waiting that any slice may have: a thread that wakes beside another one
+_PROBE_SHAPE = (20, 64, 64)  # products of a size that OpenBLAS computes with one thread; about 0.1 ms
+_PROBE_REPEATS = 7  # one after the other, on all CPUs at once; their median counts
+_PROBE_CPUS = 16  # of a larger machine, the probe visits as many, others each time
 
 
 @dataclass(frozen=True)
@@ -65,7 +67,7 @@ class Watch:
         self.limits = limits
         self._cpus = sorted(os.sched_getaffinity(0))
         self._turn = 0
-        self._a, self._out = (np.ones((_PROBE_SIZE, _PROBE_SIZE), np.float32) for _ in range(2))
+        self._prober = ThreadPoolExecutor(min(len(self._cpus), _PROBE_CPUS))
         self.best_probe_s: dict[int, float] = {}
         self.causes: Counter[str] = Counter()
         self.slices = 0
@@ -96,7 +98,7 @@ class Watch:
         ours_s = after.engine_s - before.engine_s + after.own_s - before.own_s
         others_s = after.busy_s - before.busy_s - ours_s
         return Slice(
-            waited=(after.waited_s - before.waited_s) / wall_s,
+            waited=max(0.0, after.waited_s - before.waited_s - _HICCUP_S) / wall_s,
             stolen=_beyond_a_tick(after.stolen_s - before.stolen_s) / wall_s,
             others=_beyond_a_tick(others_s, ticks=2 * len(self._cpus)) / capacity_s,
             throttled=(after.throttled_s - before.throttled_s) / wall_s,
@@ -132,25 +134,31 @@ class Watch:
         self.causes.update(causes)
 
     def _probe(self) -> dict[int, float]:
-        """Seconds of a matrix product on each CPU (on some of them, where there are many), pinned to it."""
-        allowed = os.sched_getaffinity(0)
+        """Seconds of a matrix product on each CPU (on some of them, where there are many), all at once.
+
+        At once, because virtual CPUs that share a core are slow only together.
+        """
         turn = [self._cpus[(self._turn + step) % len(self._cpus)] for step in range(_PROBE_CPUS)]
         self._turn += _PROBE_CPUS
-        took: dict[int, float] = {}
-        try:
-            for cpu in dict.fromkeys(turn):
-                os.sched_setaffinity(0, {cpu})
-                took[cpu] = float(np.median([self._products_s() for _ in range(_PROBE_REPEATS)]))
-                self.best_probe_s[cpu] = min(took[cpu], self.best_probe_s.get(cpu, took[cpu]))
-        finally:
-            os.sched_setaffinity(0, allowed)
+        cpus = list(dict.fromkeys(turn))
+        together = Barrier(len(cpus))
+        took = dict(zip(cpus, self._prober.map(lambda cpu: _product_s(cpu, together), cpus), strict=True))
+        for cpu, seconds in took.items():
+            self.best_probe_s[cpu] = min(seconds, self.best_probe_s.get(cpu, seconds))
         return took
 
-    def _products_s(self) -> float:
-        begun_s = time.perf_counter()
-        for _ in range(_PROBE_PRODUCTS):
-            np.matmul(self._a, self._a, out=self._out)
-        return time.perf_counter() - begun_s
+
+def _product_s(cpu: int, together: Barrier) -> float:
+    """Seconds of a product on `cpu`; this thread is pinned to it from now on."""
+    os.sched_setaffinity(0, {cpu})
+    matrices = np.ones(_PROBE_SHAPE, np.float32)
+    products = np.matmul(matrices, matrices)  # the first one pages the memory in
+    together.wait()
+    stamps = [time.perf_counter()]
+    for _ in range(_PROBE_REPEATS):
+        np.matmul(matrices, matrices, out=products)
+        stamps.append(time.perf_counter())
+    return float(np.median(np.diff(stamps)))
 
 
 def _beyond_a_tick(seconds: float, *, ticks: int = 1) -> float:

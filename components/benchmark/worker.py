@@ -80,18 +80,16 @@ class Engine:
                 break
         return {"latency_ms": float(np.median(latencies_ms[len(latencies_ms) // 2 :]))}
 
-    def time(self, plan: list[tuple[int, int]]) -> dict[str, Any]:
-        """Latencies in nanoseconds of a slice: for each (batch, requests) so many predictions at that batch.
+    def time(self, batch: int, requests: int) -> dict[str, Any]:
+        """Latencies in nanoseconds of `requests` predictions at `batch`.
 
         On a GPU also the milliseconds between two events on the engine's stream, around each prediction.
         """
-        latency_ns, device_ms = [], []
-        for batch, requests in plan:
-            started_ns, finished_ns = time_requests(self._predict, self._inputs[batch], requests)
-            latency_ns.append((finished_ns - started_ns).tolist())
-            if self._stream is not None:
-                device_ms.append(_device_ms(self._predict, self._inputs[batch], requests, self._stream))
-        return {"latency_ns": latency_ns, "device_ms": device_ms}
+        started_ns, finished_ns = time_requests(self._predict, self._inputs[batch], requests)
+        device_ms: list[float] = []
+        if self._stream is not None:
+            device_ms = _device_ms(self._predict, self._inputs[batch], requests, self._stream)
+        return {"latency_ns": (finished_ns - started_ns).tolist(), "device_ms": device_ms}
 
     def run_for(self, batch: int, seconds: float) -> dict[str, Any]:
         """Predict for so many seconds, untimed; answers how many requests that were."""

@@ -68,9 +68,9 @@ def test_it_times_requests_at_a_cost_of_microseconds(
     process: EngineProcess, digits_engines: Engines, inputs: Path
 ) -> None:
     loaded = _load(process, digits_engines["fp32/onnx"], inputs)
-    timed = process.ask("time", "being timed", plan=[(8, 25)])
-    assert [len(of_batch) for of_batch in timed["latency_ns"]] == [25]
-    assert min(timed["latency_ns"][0]) > 0
+    timed = process.ask("time", "being timed", batch=8, requests=25)
+    assert len(timed["latency_ns"]) == 25
+    assert min(timed["latency_ns"]) > 0
     assert 0 < loaded["harness_us_per_request"] < 50  # some 0.2; the bound is for a machine that is torn away
 
 
@@ -79,7 +79,7 @@ def test_an_idle_engine_does_not_spin(
     process: EngineProcess, digits_engines: Engines, inputs: Path, name: str
 ) -> None:
     _load(process, digits_engines[name], inputs)
-    process.ask("time", "being timed", plan=[(8, 50)])
+    process.ask("time", "being timed", batch=8, requests=50)
     before_s = _cpu_seconds(process.pid)
     time.sleep(1)
     assert _cpu_seconds(process.pid) - before_s <= 0.05
@@ -135,14 +135,14 @@ def test_an_engine_that_does_not_load_is_named(
 @pytest.mark.parametrize("name", ["SIGSEGV", "SIGKILL"])
 def test_a_crash_is_named(process: EngineProcess, digits_engines: Engines, inputs: Path, name: str) -> None:
     _load(process, digits_engines["fp32/onnx"], inputs)
-    process.send("time", "being timed at batch 1", plan=[(1, 1_000_000)])
+    process.send("time", "being timed at batch 1", batch=1, requests=1_000_000)
     os.kill(process.pid, signal.Signals[name])
     with pytest.raises(
         StageFailed, match=f"'fp32/onnx' failed while being timed at batch 1: .* killed by {name}"
     ):
         process.receive()
     with pytest.raises(StageFailed, match=name):
-        process.ask("time", "being timed at batch 8", plan=[(8, 1)])
+        process.ask("time", "being timed at batch 8", batch=8, requests=1)
 
 
 def test_what_the_process_said_last_is_told(tmp_path: Path) -> None:
@@ -169,7 +169,7 @@ def test_an_interrupt_of_the_whole_group_leaves_the_engine_to_its_parent(
 ) -> None:
     _load(process, digits_engines["fp32/onnx"], inputs)
     os.kill(process.pid, signal.SIGINT)
-    assert len(process.ask("time", "being timed", plan=[(1, 3)])["latency_ns"][0]) == 3
+    assert len(process.ask("time", "being timed", batch=1, requests=3)["latency_ns"]) == 3
 
 
 def test_no_engine_outlives_a_killed_stage(tmp_path: Path) -> None:
