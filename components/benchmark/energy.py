@@ -18,17 +18,23 @@ Counter = Callable[[], float]  # millijoules
 
 def measure_energy(bench: Bench) -> dict[str, Energy]:
     """The energy of requests at batch 1 of each engine: what the whole package or GPU used meanwhile."""
-    measured = {}
-    for name in bench.names:
-        device = bench.launches[name].device
-        counter, source = gpu_counter() if device == "cuda" else rapl_counter(RAPL)
-        if device == "remote":
-            measured[name] = Energy((), "not measured: the server is another process")
-        elif counter is None:
-            measured[name] = Energy((), f"not measured: {source}")
-        else:
-            measured[name] = _of_engine(bench, name, counter, source)
-    return measured
+    counters = {name: _counter(bench.launches[name].device) for name in bench.names}
+    if all(counter is None for counter, _ in counters.values()):
+        return {name: Energy((), f"not measured: {reason}") for name, (_, reason) in counters.items()}
+    with bench.launched():
+        return {
+            name: _of_engine(bench, name, counter, source)
+            if counter
+            else Energy((), f"not measured: {source}")
+            for name, (counter, source) in counters.items()
+        }
+
+
+def _counter(device: str) -> tuple[Counter | None, str]:
+    """The counter that sees an engine on `device`, and its name; or None, and why there is none."""
+    if device == "remote":
+        return None, "the server is another process"
+    return gpu_counter() if device == "cuda" else rapl_counter(RAPL)
 
 
 def _of_engine(bench: Bench, name: str, counter: Counter, source: str) -> Energy:

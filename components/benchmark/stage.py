@@ -29,14 +29,14 @@ class Quiet(Config):
 
 
 class BenchmarkConfig(Config):
-    """How the engines are timed. The defaults give each engine 1,000 samples at batch 1."""
+    """How the engines are timed. The defaults give each engine 3,000 samples at batch 1."""
 
     reference: str = Field(default="fp32/eager", min_length=1)  # the engine that speed-ups refer to
-    rounds: int = Field(default=40, ge=5, le=10_000)  # in each, every engine is timed once, in random order
+    rounds: int = Field(default=30, ge=5, le=10_000)  # in each, every engine is timed once, in random order
     launches: int = Field(
         default=5, ge=1, le=100
     )  # fresh processes of each engine, over which rounds are spread
-    requests_per_round: int = Field(default=25, ge=3, le=100_000)  # at batch 1; p99 needs 662 in all rounds
+    requests_per_round: int = Field(default=100, ge=3, le=100_000)  # at batch 1; p99 needs 662 in all rounds
     batch_sizes: tuple[Annotated[int, Field(ge=1, le=4096)], ...] = (1, 8, 32)  # throughput is measured here
     images_per_round: int = Field(default=64, ge=1, le=1_000_000)  # at each batch size above 1, at least
     warmup_requests: int = Field(default=20, ge=1, le=10_000)  # at each batch size, after each launch
@@ -47,7 +47,8 @@ class BenchmarkConfig(Config):
     concurrency: tuple[Annotated[int, Field(ge=1, le=256)], ...] = (1, 2, 4)  # clients of the closed loop
     price_per_hour: float | None = Field(default=None, gt=0)  # of this machine, in any currency
     threads: int | None = Field(default=None, ge=1, le=1024)  # of each engine; null: all that the step has
-    time_budget_s: float = Field(default=150.0, gt=0)  # no new round after it, once 5 are done
+    time_budget_s: float = Field(default=90.0, gt=0)  # of the rounds: no new one after it, once 5 are done
+    scenario_budget_s: float = Field(default=75.0, gt=0)  # of the scenarios, the clients and the energy
     golden_tolerance: float = Field(default=0.02, gt=0, le=1)  # of a logit, as a share of the largest
     quiet: Quiet = Quiet()
     seed: int = Field(default=0, ge=0)  # of the order of the engines and the choice of images

@@ -16,7 +16,6 @@ from components.benchmark.resources import Energy
 from components.benchmark.scenarios import run_all
 from components.benchmark.stage import BenchmarkConfig
 from components.benchmark.subjects import Subject
-from components.benchmark.validity import objections
 from components.contract import Output
 from components.measurements import ConcurrencyFigures, Conditions, ScenarioFigures
 
@@ -75,10 +74,9 @@ def time_subjects(
         latencies, device_latencies = timing.latencies(), timing.device_latencies()
         rounds_of_launches = timing.rounds_of_launches
         probe_spread = timing.probe_spread()
-        if config.quiet.enforce:
-            reference = config.reference if config.reference in subjects else next(iter(subjects))
-            invalid = objections(latencies, rounds_of_launches, config.quiet, reference=reference)
+        invalid = timing.objections()
         if not invalid:
+            bench.grant(config.scenario_budget_s)
             with bench.launched():
                 for name, (of_scenarios, of_clients) in run_all(
                     bench, longest_s=config.scenario_seconds

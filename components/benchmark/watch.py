@@ -2,10 +2,10 @@
 
 A slice is one engine's requests of one round, some tenths of a second. Five things tell of a disturbance:
 
-waited      the engine's threads were ready to run and had to wait for a CPU (/proc/PID/task/*/schedstat):
-            what another process took from it, to the nanosecond, in the engine's own name. It is what
-            /proc/pressure/cpu adds up for the whole machine, less our own processes, and without the two
-            seconds by which that is late.
+waited      the engine's threads were ready to run and had to wait for a CPU (/proc/PID/task/*/schedstat),
+            to the nanosecond, while others ran: its threads also wait for each other, which is its own
+            matter. It is what /proc/pressure/cpu adds up for the whole machine, less our own processes, and
+            without the two seconds by which that is late.
 stolen      the hypervisor ran somebody else on a virtual CPU of ours (steal in /proc/stat).
 others      other processes used the CPUs next to it: they take caches, memory bandwidth and frequency.
 throttled   the CPU limit of our control group stopped us.
@@ -15,6 +15,7 @@ slow        matrix products of known cost, run on all CPUs at once between the s
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections import Counter
@@ -100,7 +101,7 @@ class Watch:
         return Slice(
             waited=max(0.0, after.waited_s - before.waited_s - _HICCUP_S) / wall_s,
             stolen=_beyond_a_tick(after.stolen_s - before.stolen_s) / wall_s,
-            others=_beyond_a_tick(others_s, ticks=2 * len(self._cpus)) / capacity_s,
+            others=_beyond_a_tick(others_s, ticks=self._tick_error(capacity_s)) / capacity_s,
             throttled=(after.throttled_s - before.throttled_s) / wall_s,
             probe_s={
                 cpu: max(snapshot.probe_s[cpu] for snapshot in (before, after) if cpu in snapshot.probe_s)
@@ -108,11 +109,15 @@ class Watch:
             },
         )
 
+    def _tick_error(self, capacity_s: float) -> float:
+        """By how many ticks the CPU time of all may be off: /proc/stat samples who runs, once a tick."""
+        return max(len(self._cpus), 1 + 0.7 * math.sqrt(capacity_s / _TICK_S))
+
     def disturbances(self, seen: Slice) -> list[str]:
         """Why the slice does not count, by the best probe so far; empty if it does."""
         limits = self.limits
         found = []
-        if seen.waited > limits.max_waited:
+        if seen.waited > limits.max_waited and seen.others > 0:
             found.append("other processes took the CPU from the engine")
         if seen.stolen > limits.max_stolen:
             found.append("the hypervisor gave the CPU to another machine")
@@ -124,9 +129,16 @@ class Watch:
             found.append("the CPU was slower than at its best")
         return found
 
+    def is_fast(self, snapshot: Snapshot) -> bool:
+        """Whether the probe of a snapshot is within the limit."""
+        return self._slowdown(snapshot.probe_s) <= self.limits.max_slowdown
+
     def slowdown(self, seen: Slice) -> float:
         """How much longer the probe took than at its best, on the worst CPU; 0.1 is 10 %."""
-        return max((took / self.best_probe_s[cpu] for cpu, took in seen.probe_s.items()), default=1.0) - 1
+        return self._slowdown(seen.probe_s)
+
+    def _slowdown(self, probe_s: dict[int, float]) -> float:
+        return max((took / self.best_probe_s[cpu] for cpu, took in probe_s.items()), default=1.0) - 1
 
     def drop(self, causes: Iterable[str]) -> None:
         """Count a slice that does not count."""
@@ -161,7 +173,7 @@ def _product_s(cpu: int, together: Barrier) -> float:
     return float(np.median(np.diff(stamps)))
 
 
-def _beyond_a_tick(seconds: float, *, ticks: int = 1) -> float:
+def _beyond_a_tick(seconds: float, *, ticks: float = 1.0) -> float:
     """Counters in ticks are off by one at either end; what is within that is nothing."""
     return max(0.0, seconds - ticks * _TICK_S)
 

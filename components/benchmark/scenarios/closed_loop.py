@@ -3,17 +3,13 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 import numpy as np
 
-from components.benchmark.protocol import Bench
 from components.benchmark.scenarios.backends import Asked
 from components.benchmark.scenarios.base import ROUNDS, Session, in_rounds
 from components.benchmark.statistics import quantile, rate, samples_needed
-from components.hardware import usable_cpus
 from components.measurements import ConcurrencyFigures
 
 if TYPE_CHECKING:
@@ -34,8 +30,7 @@ def closed_loop(session: Session, clients: int) -> dict[str, ConcurrencyFigures]
         name: Asked("closed_loop", {"clients": clients, "requests": _requests(session, name, clients)})
         for name in bench.names
     }
-    with _clients_wait_for_each_other(bench, clients):
-        replies = in_rounds(bench, asked, f"answering {clients} clients")
+    replies = in_rounds(bench, asked, f"answering {clients} clients")
     return {
         name: _figures(
             clients,
@@ -65,21 +60,3 @@ def _figures(
         latency_ms_p99=quantile(latency_ms, _P99) if enough else None,
         unquoted="" if enough else f"{latency_ms.size} of {needed} samples",
     )
-
-
-@contextmanager
-def _clients_wait_for_each_other(bench: Bench, clients: int) -> Iterator[None]:
-    """Where there are more threads than CPUs, they wait in turn, and that is what is measured.
-
-    That a thread waited then tells nothing of others. What others took from it they used, so that is what
-    must be as little as the wait may else be.
-    """
-    limits = bench.watch.limits
-    if clients * bench.threads > usable_cpus():
-        bench.watch.limits = limits.model_copy(
-            update={"max_waited": math.inf, "max_others": min(limits.max_others, limits.max_waited)}
-        )
-    try:
-        yield
-    finally:
-        bench.watch.limits = limits

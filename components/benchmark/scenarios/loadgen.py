@@ -15,7 +15,7 @@ from typing import Any
 
 import mlperf_loadgen
 
-from components.benchmark.scenarios.workload import Predict, settled
+from components.benchmark.scenarios.workload import Predict, settle
 from components.errors import StageFailed
 from components.measurements import ScenarioName
 
@@ -41,7 +41,8 @@ def issue(
     Answers `latency_ns`, one a query, and `seconds` from the first issue to the last answer. Raises what
     `predict` raises.
     """
-    with tempfile.TemporaryDirectory(prefix="loadgen-") as temporary, settled(predict, requests[0]):
+    settle(predict, requests[0])
+    with tempfile.TemporaryDirectory(prefix="loadgen-") as temporary:
         folder = logs or Path(temporary)
         settings = _settings(scenario, queries, samples_per_query, queries_per_s, seed)
         _run(_Answerer(predict, requests, batch), settings, samples_per_query * queries, folder)

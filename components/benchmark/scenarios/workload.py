@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import gc
 import itertools
 import threading
 import time
 from array import array
 from collections.abc import Callable, Iterator, MutableSequence, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
 
 import numpy as np
@@ -38,22 +36,22 @@ def by_arrival(
     clock = time.perf_counter_ns
     latency_ns = array("q", bytes(8 * len(requests)))
     late = answered = 0
-    with settled(predict, requests[0]):
-        first_ns = clock() + _LEAD_NS
-        for request, arrival_ns in zip(requests, arrivals_ns, strict=True):
-            due_ns = first_ns + arrival_ns
-            pause_ns = due_ns - clock()
-            if pause_ns > _SPIN_NS:
-                time.sleep((pause_ns - _SPIN_NS) / 1e9)
-            while clock() < due_ns:
-                pass
-            predict(request)
-            latency_ns[answered] = took_ns = clock() - due_ns
-            answered += 1
-            if took_ns > bound_ns:
-                late += 1
-                if late > allowed:
-                    break
+    settle(predict, requests[0])
+    first_ns = clock() + _LEAD_NS
+    for request, arrival_ns in zip(requests, arrivals_ns, strict=True):
+        due_ns = first_ns + arrival_ns
+        pause_ns = due_ns - clock()
+        if pause_ns > _SPIN_NS:
+            time.sleep((pause_ns - _SPIN_NS) / 1e9)
+        while clock() < due_ns:
+            pass
+        predict(request)
+        latency_ns[answered] = took_ns = clock() - due_ns
+        answered += 1
+        if took_ns > bound_ns:
+            late += 1
+            if late > allowed:
+                break
     return {"latency_ns": latency_ns[:answered].tolist()}
 
 
@@ -79,16 +77,15 @@ def closed_loop(
 
     def client() -> None:
         try:
-            _settle(predict, requests[0])  # each thread: a runtime may keep threads of its own for each
+            settle(predict, requests[0])  # each thread: a runtime may keep threads of its own for each
             together.wait()
         except BaseException:
             together.abort()
             raise
         _work(predict, requests, tickets, started_ns, finished_ns)
 
-    with _no_collection():
-        futures = [threads.submit(client) for _ in range(clients)]
-        errors = [error for future in futures if (error := future.exception()) is not None]
+    futures = [threads.submit(client) for _ in range(clients)]
+    errors = [error for future in futures if (error := future.exception()) is not None]
     if errors:
         raise min(errors, key=lambda error: isinstance(error, threading.BrokenBarrierError))
     started, finished = np.asarray(started_ns), np.asarray(finished_ns)
@@ -123,25 +120,8 @@ def _work(
         finished_ns[ticket] = clock()
 
 
-@contextmanager
-def settled(predict: Predict, request: Any) -> Iterator[None]:
-    """After a CPU that slept has reached its speed, and without garbage collection."""
-    with _no_collection():
-        _settle(predict, request)
-        yield
-
-
-def _settle(predict: Predict, request: Any) -> None:
+def settle(predict: Predict, request: Any) -> None:
+    """Predict until a CPU that slept has reached its speed."""
     until_ns = time.perf_counter_ns() + _SETTLING_NS
     while time.perf_counter_ns() < until_ns:
         predict(request)
-
-
-@contextmanager
-def _no_collection() -> Iterator[None]:
-    gc.collect()
-    gc.disable()
-    try:
-        yield
-    finally:
-        gc.enable()

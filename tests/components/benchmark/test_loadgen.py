@@ -113,8 +113,7 @@ def test_without_the_package_the_config_is_refused(monkeypatch: pytest.MonkeyPat
 
 def test_a_real_engine_has_figures_in_every_scenario(digits_bench: MakeBench) -> None:
     bench = digits_bench(CONFIG, "int8/onnx")
-    with bench.launched():
-        figures, _ = run_all(bench)["int8/onnx"]
+    figures, _ = run_all(bench)["int8/onnx"]
     assert [figure.scenario for figure in figures] == list(CONFIG.scenarios)
     for figure in figures:
         assert figure.backend == "loadgen"

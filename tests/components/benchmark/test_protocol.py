@@ -35,6 +35,7 @@ FAST = BenchmarkConfig(
     warmup_requests=2,
     scenarios=(),
     concurrency=(),
+    quiet=Quiet(max_drift=9, max_disagreement=9),  # so few requests say little
 )
 
 
@@ -100,7 +101,7 @@ def test_a_quiet_run_has_every_slice_once_from_several_launches(make_bench: Make
     timing = time_rounds(bench, out)
     assert timing.complete == 6
     assert timing.rounds_of_launches == (3, 3)
-    assert (bench.watch.slices, bench.watch.dropped) == (12, 0)
+    assert (bench.watch.slices, bench.watch.dropped) == (24, 0)
     for of_batch in timing.latencies().values():
         assert {batch: latency_ms.shape for batch, latency_ms in of_batch.items()} == {1: (6, 10), 4: (6, 2)}
         assert all((latency_ms > 0).all() for latency_ms in of_batch.values())
@@ -116,7 +117,7 @@ def test_a_disturbed_slice_is_repeated_until_it_is_not(make_bench: MakeBench, ou
     bench = make_bench(FAST, iter([["noise"], ["noise", "steal"], [], ["noise"]]))
     timing = time_rounds(bench, out)
     assert timing.complete == 6
-    assert (bench.watch.slices, bench.watch.dropped) == (15, 3)
+    assert (bench.watch.slices, bench.watch.dropped) == (27, 3)
     assert bench.watch.causes == {"noise": 3, "steal": 1}
 
 
@@ -128,7 +129,7 @@ def test_a_round_that_a_later_probe_shows_to_have_been_slow_is_measured_again(
     quiet = bench.watch.disturbances
 
     def disturbances(seen: Slice) -> list[str]:
-        if bench.watch.slices == 6 and not found_slow:  # judged again at the end of the first launch
+        if bench.watch.slices == 12 and not found_slow:  # judged again at the end of the first launch
             found_slow.append(seen)
         return ["slow"] if any(seen is slow for slow in found_slow) else quiet(seen)
 
@@ -144,7 +145,7 @@ def test_without_enforcing_a_disturbed_slice_is_counted_and_kept(make_bench: Mak
     config = FAST.model_copy(update={"quiet": Quiet(enforce=False)})
     bench = make_bench(config, iter([["noise"]]))
     assert time_rounds(bench, out).complete == 6
-    assert (bench.watch.slices, bench.watch.dropped) == (12, 1)
+    assert (bench.watch.slices, bench.watch.dropped) == (24, 1)
 
 
 def test_where_the_budget_ends_first_there_are_no_rounds(make_bench: MakeBench, out: Output) -> None:
@@ -158,7 +159,7 @@ def test_five_complete_rounds_are_enough_when_the_budget_ends(make_bench: MakeBe
     config = FAST.model_copy(update={"rounds": 500, "launches": 1})
 
     def causes() -> Iterator[list[str]]:
-        yield from [[]] * 11  # five rounds and half of the sixth
+        yield from [[]] * 22  # five rounds and half of the sixth
         bench.deadline_s = 0.0
         while True:
             yield ["noise"]

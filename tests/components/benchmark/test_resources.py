@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +81,10 @@ class FakeBench:
         self._zone, self._used_uj = zone, used_uj
         self.launches = {"one": Launches(device=device)}
         self.watch = type("Watch", (), {"dropped": 0})()
+
+    @contextmanager
+    def launched(self) -> Iterator[None]:
+        yield
 
     def take(self, name: str, do: str, doing: str, **arguments: Any) -> tuple[dict[str, Any], None]:
         used = next(self._used_uj, None)

@@ -149,8 +149,7 @@ def test_a_trial_ends_when_it_can_no_longer_pass() -> None:
 
 def _figures(bench: Bench, **arguments: Any) -> dict[str, dict[str, ScenarioFigures]]:
     """engine -> scenario -> figures"""
-    with bench.launched():
-        measured = scenarios.run_all(bench, **arguments)
+    measured = scenarios.run_all(bench, **arguments)
     return {name: {of.scenario: of for of in figures} for name, (figures, _) in measured.items()}
 
 
@@ -209,9 +208,8 @@ def test_queries_of_eight_samples_need_no_eight_images(digits_bench: MakeBench) 
 
 def test_after_the_time_budget_every_figure_has_its_reason(digits_bench: MakeBench) -> None:
     bench = digits_bench(ANY_MACHINE.model_copy(update={"concurrency": (1, 2)}), "fp32/onnx")
-    with bench.launched():
-        bench.deadline_s = 0.0
-        figures, loops = scenarios.run_all(bench)["fp32/onnx"]
+    bench.deadline_s = 0.0
+    figures, loops = scenarios.run_all(bench)["fp32/onnx"]
     assert [figure.scenario for figure in figures] == list(ANY_MACHINE.scenarios)
     assert {figure.reason for figure in figures} == {"the time budget was over"}
     assert {(loop.clients, loop.reason) for loop in loops} == {
@@ -225,14 +223,14 @@ def test_what_was_measured_before_a_disturbance_counts(digits_bench: MakeBench) 
         update={"scenarios": ("SingleStream", "MultiStream", "Server"), "quiet": Quiet(), "concurrency": (1,)}
     )
     bench = digits_bench(config, "fp32/onnx")
-    with bench.launched():
-        quiet_slices = 3 + ROUNDS  # the trials at batches 1, 4 and 8, and SingleStream
-        bench.watch.disturbances = lambda _: ["a hog"] if bench.watch.slices > quiet_slices else []  # type: ignore[method-assign]
-        bench.deadline_s = time.monotonic() + 3.0
-        figures, loops = scenarios.run_all(bench)["fp32/onnx"]
+    quiet_slices = 1 + ROUNDS + 3 + ROUNDS  # a trial, the closed loop, three trials, SingleStream
+    bench.watch.disturbances = lambda _: ["a hog"] if bench.watch.slices > quiet_slices else []  # type: ignore[method-assign]
+    bench.deadline_s = time.monotonic() + 3.0
+    figures, loops = scenarios.run_all(bench)["fp32/onnx"]
     single, *others = figures
     assert single.value is not None
     for figure in others:
         assert figure.value is None
     assert others[0].reason == "disturbed: the machine was disturbed while fp32/onnx was timed"
-    assert {others[1].reason, loops[0].reason} <= {others[0].reason, "the time budget was over"}
+    assert others[1].reason in {others[0].reason, "the time budget was over"}
+    assert loops[0].requests_per_s is not None
