@@ -35,7 +35,6 @@ from pipelines.run_record import load
 from pipelines.store import Store
 
 HOME = Path("runs")
-BUDGET_S = 30.0
 _HOG = "while True: sum(range(100_000))"
 
 
@@ -46,14 +45,15 @@ def main() -> None:
     parser.add_argument("--runs", type=int, default=20)
     parser.add_argument("--run", default="latest")
     parser.add_argument("--truth", type=float, help="fp32/onnx over int8/onnx, from the quiet series")
+    parser.add_argument("--budget", type=float, default=45.0, help="seconds that a run may take")
     parser.add_argument("--watched", action=argparse.BooleanOptionalAction, default=True)
     given = parser.parse_args()
     subjects = _subjects(given.run)
     same, other, invalid = [], [], 0
     for index in range(given.runs):
         begun_s = time.monotonic()
-        with _disturbed(given.series, seed=index):
-            timed = _time(subjects, seed=index, watched=given.watched)
+        with _disturbed(given.series, given.budget, seed=index):
+            timed = _time(subjects, given.budget, seed=index, watched=given.watched)
         took = f"{time.monotonic() - begun_s:4.0f} s, {timed.conditions.dropped} slices dropped"
         if timed.invalid:
             invalid += 1
@@ -75,13 +75,13 @@ def _subjects(run: str) -> dict[str, EngineSubject]:
     return {"a": fp32, "b": fp32, "int8": int8}
 
 
-def _time(subjects: dict[str, EngineSubject], *, seed: int, watched: bool) -> Timed:
+def _time(subjects: dict[str, EngineSubject], budget_s: float, *, seed: int, watched: bool) -> Timed:
     config = BenchmarkConfig(
         reference="a",
         batch_sizes=(1,),
         scenarios=(),
         concurrency=(),
-        time_budget_s=BUDGET_S,
+        time_budget_s=budget_s,
         seed=seed,
         quiet=Quiet(enforce=watched),
     )
@@ -98,7 +98,7 @@ def _ratio(timed: Timed, one: str, other: str) -> float:
 
 
 @contextmanager
-def _disturbed(series: str, *, seed: int) -> Iterator[None]:
+def _disturbed(series: str, budget_s: float, *, seed: int) -> Iterator[None]:
     """Two processes that compute, in the rhythm of the series."""
     over = threading.Event()
     rng = random.Random(seed)
@@ -107,7 +107,7 @@ def _disturbed(series: str, *, seed: int) -> Iterator[None]:
         if series == "hog":
             _compute(over, 1e9)
         elif series == "half":
-            _compute(over, BUDGET_S / 2)
+            _compute(over, budget_s / 2)
         while series == "bursts" and not over.is_set():
             _compute(over, rng.uniform(0.3, 1.5))
             over.wait(min(3.0, 0.5 + rng.expovariate(1)))

@@ -22,7 +22,7 @@ from components.benchmark import gpu
 from components.benchmark.engine_process import EngineProcess
 from components.benchmark.stage import BenchmarkConfig
 from components.benchmark.subjects import Subject
-from components.benchmark.validity import objections
+from components.benchmark.validity import disagreements, drifts
 from components.benchmark.watch import Slice, Snapshot, Watch
 from components.contract import Output
 from components.errors import GateFailed
@@ -185,30 +185,37 @@ def batch_sizes(config: BenchmarkConfig) -> list[int]:
 def time_rounds(bench: Bench, out: Output) -> Timing:
     """Time all engines over all rounds, or over as many as the time budget allows.
 
-    While the rounds do not agree, the launch that differs most from the others is measured again.
+    While an engine drifts, the launch that differs most from the others is measured again; while the rounds
+    leave a speed-up too far open, there are more of them.
     Raises Disturbed if fewer than 5 rounds were left undisturbed.
     """
     timing = Timing(bench)
     orders = round_orders(bench.names, seed=bench.config.seed)
-    _fill(timing, bench, orders, out)
+    wanted = bench.config.rounds
+    _fill(timing, bench, orders, wanted, out)
     while timing.objections() and time.monotonic() < bench.deadline_s:
-        timing.drop_odd_launch()
-        _fill(timing, bench, orders, out)
+        if timing.drifts():
+            timing.drop_odd_launch()
+        else:
+            wanted += _rounds_a_launch(bench.config)
+        _fill(timing, bench, orders, wanted, out)
     return timing
 
 
-def _fill(timing: Timing, bench: Bench, orders: Iterator[list[str]], out: Output) -> None:
-    """Launch and time until all rounds are complete, or 5 and the time budget over."""
-    config = bench.config
-    rounds_a_launch = math.ceil(config.rounds / config.launches)
-    while timing.complete < config.rounds and not timing.may_end:
+def _rounds_a_launch(config: BenchmarkConfig) -> int:
+    return math.ceil(config.rounds / config.launches)
+
+
+def _fill(timing: Timing, bench: Bench, orders: Iterator[list[str]], wanted: int, out: Output) -> None:
+    """Launch and time until `wanted` rounds are complete, or 5 and the time budget over."""
+    while timing.complete < wanted and not timing.may_end:
         with bench.launched(), suppress(Disturbed):
             timing.begin_launch()
-            for _ in range(min(rounds_a_launch, config.rounds - timing.complete)):
+            for _ in range(min(_rounds_a_launch(bench.config), wanted - timing.complete)):
                 if timing.may_end:
                     break
                 timing.add_round(next(orders))
-                out.progress(timing.complete, config.rounds, "rounds")
+                out.progress(timing.complete, wanted, "rounds")
         timing.drop_slow_rounds()
         if timing.complete < MIN_ROUNDS and time.monotonic() > bench.deadline_s:
             raise Disturbed(f"only {timing.complete} rounds were left undisturbed, {MIN_ROUNDS} are needed")
@@ -262,13 +269,21 @@ class Timing:
         odd = max(launches, key=oddness)
         self._launches = [rounds for rounds in launches if rounds is not odd]
 
+    def drifts(self) -> list[str]:
+        """In which engines the p50 changed in the course of the run, in words."""
+        limits = self._bench.config.quiet
+        return drifts(self.latencies(), limits) if limits.enforce else []
+
     def objections(self) -> str:
         """Why the rounds together may not be quoted; empty if they may."""
         config = self._bench.config
         if not config.quiet.enforce:
             return ""
         reference = config.reference if config.reference in self._bench.names else self._bench.names[0]
-        return objections(self.latencies(), self.rounds_of_launches, config.quiet, reference=reference)
+        disagreeing = disagreements(
+            self.latencies(), self.rounds_of_launches, config.quiet, reference=reference
+        )
+        return "; ".join([*self.drifts(), *disagreeing])
 
     def _p50(self, name: str, rounds: list[Round]) -> float:
         return float(

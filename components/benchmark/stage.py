@@ -24,7 +24,7 @@ class Quiet(Config):
     max_others: float = Field(default=0.25, ge=0, le=1)  # of all CPUs that we may use
     max_slowdown: float = Field(default=0.20, gt=0)  # of the GEMM probe, against the best of the run
     max_drift: float = Field(default=0.07, gt=0)  # of an engine's p50, from the first round to the last
-    max_disagreement: float = Field(default=0.10, gt=0)  # half the width of a speed-up's interval
+    max_disagreement: float = Field(default=0.05, gt=0)  # half the width of a speed-up's interval
     enforce: bool = True  # false: count disturbances and drop nothing; the report warns
 
 
