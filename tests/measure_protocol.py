@@ -31,6 +31,7 @@ from components.benchmark.statistics import ratio_of_quantiles
 from components.benchmark.subjects import EngineSubject
 from components.benchmark.timed import Timed, time_subjects
 from components.contract import Output
+from components.measurements import Interval
 from pipelines.run_record import load
 from pipelines.store import Store
 
@@ -59,9 +60,10 @@ def main() -> None:
             invalid += 1
             print(f"{index + 1:2d}  INVALID, {took}: {timed.invalid}", flush=True)
             continue
-        same.append(_ratio(timed, "a", "b"))
-        other.append(_ratio(timed, "a", "int8"))
-        print(f"{index + 1:2d}  itself {same[-1]:.3f}, int8 {other[-1]:.3f}, {took}", flush=True)
+        itself, to_int8 = _ratio(timed, "a", "b"), _ratio(timed, "a", "int8")
+        same.append(itself.value)
+        other.append(to_int8.value)
+        print(f"{index + 1:2d}  itself {_words(itself)}, int8 {_words(to_int8)}, {took}", flush=True)
     _summarise(same, other, given.truth, invalid)
 
 
@@ -93,8 +95,13 @@ def _time(subjects: dict[str, EngineSubject], budget_s: float, *, seed: int, wat
         return time_subjects(config, subjects, place / "inputs.npz", out)
 
 
-def _ratio(timed: Timed, one: str, other: str) -> float:
-    return ratio_of_quantiles(timed.latencies[one][1], timed.latencies[other][1], 0.5).value
+def _ratio(timed: Timed, one: str, other: str) -> Interval:
+    at_1 = (timed.latencies[name][1] for name in (one, other))
+    return ratio_of_quantiles(*at_1, 0.5, timed.rounds_of_launches)
+
+
+def _words(ratio: Interval) -> str:
+    return f"{ratio.value:.3f} ({ratio.low:.3f} to {ratio.high:.3f})"
 
 
 @contextmanager

@@ -252,9 +252,31 @@ class Timing:
         self._launches[-1].append({name: self._time(name) for name in order})
 
     def drop_slow_rounds(self) -> None:
-        """The best probe may come late: drop rounds that it shows to have been disturbed."""
-        if self._bench.config.quiet.enforce:
-            self._launches = [[one for one in rounds if self._is_quiet(one)] for rounds in self._launches]
+        """Drop rounds that only what came after shows to have been disturbed.
+
+        By a probe that was faster than all before it; or because all engines were slower at once than in
+        their better rounds, by something that the probe does not feel, such as a neighbour's use of the
+        memory.
+        """
+        if not self._bench.config.quiet.enforce or not self._rounds:
+            return
+        self._launches = [[one for one in rounds if self._is_quiet(one)] for rounds in self._launches]
+        if len(self._bench.names) > 1 and self._rounds:
+            usual_ns = {name: self._usual_ns(name) for name in self._bench.names}
+            self._launches = [
+                [one for one in rounds if not self._is_slow(one, usual_ns)] for rounds in self._launches
+            ]
+
+    def _usual_ns(self, name: str) -> float:
+        """The p50 of an engine's better rounds: the lower quartile."""
+        return float(np.quantile([self._p50(name, [one]) for one in self._rounds], 0.25))
+
+    def _is_slow(self, of_round: Round, usual_ns: Mapping[str, float]) -> bool:
+        least = min(self._p50(name, [of_round]) / usual for name, usual in usual_ns.items()) - 1
+        if slow := least > self._bench.config.quiet.max_round_slowdown:
+            for _ in _slices(of_round):
+                self._bench.watch.drop(["all engines were slower at once"])
+        return slow
 
     def drop_odd_launch(self) -> None:
         """Drop the launch in which the p50 of an engine differs most from that of the launches together."""

@@ -23,16 +23,19 @@ class Quiet(Config):
     max_stolen: float = Field(default=0.02, ge=0)  # summed over the CPUs
     max_others: float = Field(default=0.25, ge=0, le=1)  # of all CPUs that we may use
     max_slowdown: float = Field(default=0.20, gt=0)  # of the GEMM probe, against the best of the run
+    max_round_slowdown: float = Field(
+        default=0.05, gt=0
+    )  # of every engine at once, against its better rounds
     max_drift: float = Field(default=0.07, gt=0)  # of an engine's p50, from the first round to the last
     max_disagreement: float = Field(default=0.05, gt=0)  # half the width of a speed-up's interval
     enforce: bool = True  # false: count disturbances and drop nothing; the report warns
 
 
 class BenchmarkConfig(Config):
-    """How the engines are timed. The defaults give each engine 3,000 samples at batch 1."""
+    """How the engines are timed. The defaults give each engine 4,000 samples at batch 1."""
 
     reference: str = Field(default="fp32/eager", min_length=1)  # the engine that speed-ups refer to
-    rounds: int = Field(default=30, ge=5, le=10_000)  # in each, every engine is timed once, in random order
+    rounds: int = Field(default=40, ge=5, le=10_000)  # in each, every engine is timed once, in random order
     launches: int = Field(
         default=5, ge=1, le=100
     )  # fresh processes of each engine, over which rounds are spread
