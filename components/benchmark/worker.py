@@ -27,7 +27,7 @@ from components.benchmark.subjects import AnySubject, Opened
 from components.errors import HpmlError
 from components.process import die_with_parent
 
-_SETTLING_NS = 10_000_000  # an engine of 20 us reaches its speed after some 20 requests, a slow one at once
+_SETTLING_NS = 20_000_000  # an engine of 20 us reaches its speed after some 20 requests, a slow one at once
 _NO_OP_REQUESTS = 1000
 _MOST_CLIENTS = 256
 
