@@ -22,20 +22,39 @@ _DECISIVE_FLAGS = (
     "sve",
 )
 
+_CGROUP = Path("/sys/fs/cgroup")
+_NO_LIMIT = 1 << 62  # version 1 says "none" with a number near the largest
+
 
 def usable_cpus() -> int:
     """How many CPUs this process may use: its affinity mask, capped by the cgroup's quota."""
     allowed = len(os.sched_getaffinity(0))
     quota = _cgroup_cpu_quota()
-    return max(1, min(allowed, quota)) if quota else allowed
+    return allowed if quota is None else max(1, min(allowed, quota))
 
 
 def _cgroup_cpu_quota() -> int | None:
+    """How many whole CPUs the control group allows; None without a limit."""
     try:
-        limit, period = Path("/sys/fs/cgroup/cpu.max").read_text().split()
+        limit, period = (_CGROUP / "cpu.max").read_text().split()  # version 2
     except (OSError, ValueError):
-        return None
-    return None if limit == "max" else int(limit) // int(period)
+        try:
+            limit = (_CGROUP / "cpu" / "cpu.cfs_quota_us").read_text().strip()  # version 1
+            period = (_CGROUP / "cpu" / "cpu.cfs_period_us").read_text()
+        except OSError:
+            return None
+    return None if limit in ("max", "-1") else int(limit) // int(period)
+
+
+def memory_limit_bytes() -> int | None:
+    """The memory that the control group allows; None without a limit."""
+    for file in ("memory.max", "memory/memory.limit_in_bytes"):
+        try:
+            limit = (_CGROUP / file).read_text().strip()
+        except OSError:
+            continue
+        return int(limit) if limit.isdecimal() and int(limit) < _NO_LIMIT else None
+    return None
 
 
 @cache

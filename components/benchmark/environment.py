@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import importlib.metadata
 import os
 import platform
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from components import hardware
+
+_LIBRARIES = ("numpy", "torch", "onnxruntime", "onnxruntime-gpu", "tensorrt")
 
 
 @dataclass(frozen=True)
@@ -34,16 +38,27 @@ class Pressure:
 
 
 def describe() -> dict[str, str]:
-    """The machine, its limits and its load, in words."""
+    """The machine, its limits, the libraries that run engines, and the load, in words."""
+    limit = hardware.memory_limit_bytes()
     return {
         **hardware.identity(),
         "kernel": platform.release(),
         "python": platform.python_version(),
         "cpu_governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or "not known",
-        "memory_limit": _read("/sys/fs/cgroup/memory.max") or "not known",
+        "cpus_of_the_affinity_mask": ",".join(str(cpu) for cpu in sorted(os.sched_getaffinity(0))),
+        "memory_limit": f"{limit / 1e9:.1f} GB" if limit else "none",
+        **_versions(),
         "load_average_1_min": f"{os.getloadavg()[0]:.2f}",
         "cpu_pressure_10_s_before": _read("/proc/pressure/cpu").partition(" avg60")[0] or "not known",
     }
+
+
+def _versions() -> dict[str, str]:
+    versions = {}
+    for library in _LIBRARIES:
+        with suppress(importlib.metadata.PackageNotFoundError):
+            versions[library] = importlib.metadata.version(library)
+    return versions
 
 
 def _read(path: str) -> str:

@@ -8,6 +8,7 @@ from xml.etree.ElementTree import Element
 
 from components.measurements import EngineFigures, Interval, MeasurementsSpec, ScenarioFigures
 from components.page.colours import colour_classes
+from components.page.costs import condition_facts, costs_section
 from components.page.elements import (
     NARROW_PX,
     breakable,
@@ -16,10 +17,9 @@ from components.page.elements import (
     drawing,
     interval_cell,
     keyed,
-    nowrap,
     table,
 )
-from components.page.format import ABSENT, TIMES, bounds, percent, plain, shorten
+from components.page.format import TIMES, bounds, plain, shorten
 from components.page.markup import Child, node
 from components.page.svg import Scale, dot, label, line, padded, picture, x_axis
 
@@ -75,7 +75,7 @@ def _figures_sections(measurements: MeasurementsSpec, classes: Mapping[str, str]
         _latency_section(measurements, classes),
         _throughput_section(engines, classes),
         _scenario_section(engines, classes),
-        _costs_section(engines, classes),
+        costs_section(engines, classes),
     ]
 
 
@@ -160,55 +160,12 @@ def metric_in_words(scenario: ScenarioFigures) -> str:
     return f"queries per second{bound}"
 
 
-def _costs_section(engines: Mapping[str, EngineFigures], classes: Mapping[str, str]) -> Element:
-    columns = ["engine", "cold start, ms", "load, ms", "peak memory, MB", "size, MB", "energy, mJ", "price"]
-    rows = []
-    for name, engine in engines.items():
-        costs = engine.resources
-        energy = costs.energy_mj_per_request if costs else None
-        rows.append(
-            _row(
-                columns,
-                keyed(name, classes[name]),
-                interval_cell(costs.cold_start_ms if costs else None),
-                interval_cell(costs.load_ms if costs else None),
-                nowrap(_megabytes(costs.peak_rss_bytes if costs else None)),
-                nowrap(_megabytes(engine.size_bytes)),
-                interval_cell(energy, "not measured"),
-                interval_cell(costs.price_per_million if costs else None),
-            )
-        )
-    sources = sorted({e.resources.energy_source for e in engines.values() if e.resources} - {""})
-    return node(
-        "section",
-        node("h2", "What else they cost"),
-        table(columns, rows),
-        node(
-            "p",
-            "Cold start: from the start of a process to its first answer. Energy of a request at batch 1"
-            f"{': ' + '; '.join(sources) if sources else ''}. Price of a million samples at the best batch, "
-            "where a price per hour was given.",
-            class_="note",
-        ),
-    )
-
-
-def _megabytes(size_bytes: int | None) -> str:
-    return plain(size_bytes / 1e6) if size_bytes else ABSENT
-
-
 def _conditions_section(measurements: MeasurementsSpec) -> Element:
-    conditions = measurements.conditions
     told = {
-        "slices": f"{conditions.slices:,} timed, {conditions.dropped:,} of them disturbed",
-        "causes": "; ".join(f"{cause}: {count}" for cause, count in conditions.causes.items()),
+        **condition_facts(measurements.conditions),
         "cost of timing": f"{plain(measurements.harness_us_per_request, significant=2)} µs a request",
     }
-    if conditions.cpu_pressure is not None:
-        told["CPU pressure"] = f"{percent(conditions.cpu_pressure)} of the time some task waited for a CPU"
-    if conditions.probe_spread is not None:
-        told["matrix product between the slices"] = f"within {percent(conditions.probe_spread)}"
-    return node("section", node("h2", "How quiet the machine was"), definitions({**told, **conditions.gpu}))
+    return node("section", node("h2", "How quiet the machine was"), definitions(told))
 
 
 # ----------------------------------------------------------------------------------------------- a comparison

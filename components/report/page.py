@@ -6,9 +6,10 @@ from xml.etree.ElementTree import Element
 
 from components.artifacts import EngineSpec
 from components.goals import Goals, Verdict
-from components.measurements import Conditions, EngineFigures, Interval
+from components.measurements import EngineFigures, Interval
 from components.page.ceilings import ceilings_section
 from components.page.colours import colour_classes, colour_of_training
+from components.page.costs import condition_facts, costs_section
 from components.page.elements import (
     HALF_PX,
     breakable,
@@ -28,7 +29,6 @@ from components.report import charts
 from components.report.content import Content
 from components.report.sections.accuracy import accuracy_detail_section
 from components.report.sections.diagnosis import diagnosis_section
-from components.report.sections.resources import resources_section
 from components.report.sections.scenarios import scenarios_section
 
 _OBJECTIVES = {
@@ -57,7 +57,7 @@ def page(content: Content) -> str:
         _latency_section(content, classes),
         _throughput_section(content, classes),
         scenarios_section(content, classes),
-        resources_section(content, classes),
+        costs_section(content.measurements.engines, classes, content.decision.chosen),
         _training_section(content, classes),
         _time_section(content),
         _engines_section(content, classes),
@@ -336,29 +336,12 @@ def _environment_section(content: Content) -> Element:
         "cost of timing": f"{plain(measurements.harness_us_per_request, significant=2)} µs a request",
         "agreement of the rounds": _agreement(measurements.engines),
     }
-    facts |= _conditions(measurements.conditions)
+    facts |= condition_facts(measurements.conditions)
     return node(
         "section",
         node("h2", "Data and machine"),
         definitions({**facts, **measurements.environment}),
     )
-
-
-def _conditions(conditions: Conditions) -> dict[str, str]:
-    """How quiet the machine was."""
-    facts = {}
-    if conditions.slices:
-        causes = "; ".join(f"{cause} ({count})" for cause, count in conditions.causes.items())
-        done = "dropped and measured again" if conditions.enforced else "kept"
-        facts["disturbed slices"] = f"{conditions.dropped} of {conditions.slices}, {done}" + (
-            f": {causes}" if causes else ""
-        )
-    if conditions.probe_spread is not None:
-        facts["GEMM probe"] = f"at most {percent(conditions.probe_spread)} slower than at its best"
-    if conditions.cpu_pressure is not None:
-        pressure = percent(conditions.cpu_pressure)
-        facts["CPU pressure"] = f"{pressure} of the time some task waited for a CPU, ours included"
-    return facts | conditions.gpu
 
 
 def _agreement(engines: dict[str, EngineFigures]) -> str:
