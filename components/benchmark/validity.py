@@ -39,7 +39,7 @@ def disagreements(
         half_width = math.sqrt(ratio.high / ratio.low) - 1
         if half_width > limits.max_disagreement:
             found.append(
-                f"the rounds disagree: the speed of {name} is known to within {half_width:.0%} only, "
+                f"the rounds disagree: the speed of {name} is known to within {half_width:.1%} only, "
                 f"{limits.max_disagreement:.0%} is allowed"
             )
     return found
