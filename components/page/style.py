@@ -52,6 +52,8 @@ td:first-child { min-width: 130px }
 td small { display: block; color: var(--ink2); font-size: 12px; white-space: nowrap }
 td.verdict, th.verdict { text-align: left; width: 230px; padding-left: 20px }
 td.verdict small { white-space: normal; overflow-wrap: anywhere }
+@media (min-width: 760px) { .diagnosis td.verdict, .diagnosis th.verdict { width: 62% } }
+summary { font-size: 14px; cursor: pointer; margin: 4px 0 }
 .value { white-space: nowrap }
 tr.chosen td { background: var(--accent-paper) }
 tr.chosen td:first-child { font-weight: 650 }

@@ -30,6 +30,7 @@ def diagnosis_section(
         _verdicts(diagnosis, classes, chosen),
         [_findings(name, one, classes[name]) for name, one in diagnosed.items() if one.findings],
         _layers(chosen, diagnosed[chosen], diagnosis, ceilings) if chosen in diagnosed and chosen else None,
+        class_="diagnosis",
     )
 
 
