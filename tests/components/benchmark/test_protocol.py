@@ -233,9 +233,8 @@ def test_a_run_that_drifts_is_refused(
         }
 
     monkeypatch.setattr(protocol.Timing, "latencies", drifting)
-    config = FAST.model_copy(
-        update={"rounds": 20, "quiet": Quiet(max_waited=9, max_stolen=9, max_others=1, max_slowdown=9)}
-    )
+    blind = Quiet(max_waited=9, max_stolen=9, max_others=1, max_slowdown=9, max_round_slowdown=9)
+    config = FAST.model_copy(update={"rounds": 20, "quiet": blind, "time_budget_s": 10.0})
     timed = time_subjects(config, subjects, inputs, out)
     assert "changed by +" in timed.invalid
     assert "one" in timed.invalid
