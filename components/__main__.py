@@ -1,221 +1,276 @@
-"""The entrypoint of every image: python -m components STAGE --config JSON --<input> PATH... --out PATH.
+"""The entrypoint of every image: python -m components STAGE --config JSON --<input> URI... --out URI.
 
-The flags of a stage are derived from the signature of its `run`. The local executor calls `execute` with the
-same job in a forked process.
+The flags of a stage are derived from the signature of its `run`; `arguments_of` is the inverse. An executor
+that forks calls `run_job` instead, with the same job.
+
+    --set KEY=VALUE      on top of --config, as in `hpml run`; an empty VALUE (an unset parameter of a
+                         Kubeflow pipeline) leaves the key as it is
+    --events -           events as lines "#hpml {...}" on stdout, among the lines of the log
+    --lineage JSON       {"code_digest": ..., "libraries": {...}}, for the artifact's manifest
+    --executor-input JSON, --names JSON
+                         a step of Kubeflow Pipelines, see components/executor_input.py
+
+A URI is a path, or s3://BUCKET/PREFIX. `python -m components --about` says what this image is.
 """
 
 from __future__ import annotations
 
 import argparse
+import hashlib
 import importlib
+import importlib.metadata
 import json
 import os
-import resource
-import shutil
-import signal
+import re
 import sys
-import time
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NoReturn
 
-from components import hardware
-from components.artifacts import (
-    Lineage,
-    Manifest,
-    new_folder_beside,
-    open_artifact,
-    publish,
-    seal_artifact,
-)
-from components.contract import Events, Output, Result, signature, validate
-from components.errors import ConfigInvalid, GateFailed, Terminated, UsageError, explained
+from pydantic import Field
+
+from components import container, hardware
+from components.artifacts import Manifest
+from components.contract import Config, StageSignature, signature, validate
+from components.errors import ConfigInvalid, UsageError, explained
+from components.executor_input import ExecutorInput, read_executor_input
+from components.job import Job, execute, run_job, stop_on_sigterm
+from components.overrides import with_overrides
+from components.step_tracking import reported
+from components.training.distributed import rank
+
+__all__ = ["STAGES", "Job", "about", "arguments_of", "execute", "main", "run_job", "source_digest"]
 
 STAGES = tuple(sorted(file.parent.name for file in Path(__file__).parent.glob("*/stage.py")))
-
-
-@dataclass(frozen=True)
-class Job:
-    """One execution of a stage.
-
-    run: import path of the stage's function, "components.train.stage:run".
-    config: the stage's config as JSON values; `inputs`: paths of artifacts by parameter name.
-    out: where the artifact is to be; scratch: what outlives a failed attempt (default: beside `out`).
-    import_paths: folders of the user's own modules.
-    """
-
-    run: str
-    config: Any
-    inputs: Mapping[str, str | Mapping[str, str]]
-    out: str
-    scratch: str = ""
-    events: str = ""
-    threads: int = 0
-    import_paths: tuple[str, ...] = ()
-    code_digest: str = ""
-    libraries: Mapping[str, str] = field(default_factory=dict)
-
-
-def load_run(path: str) -> Any:
-    """The function at an import path such as "components.train.stage:run"."""
-    module, _, name = path.partition(":")
-    return getattr(importlib.import_module(module), name)
-
-
-def execute(job: Job) -> Manifest:
-    """Run one stage: check its config, open and verify its inputs, run it, publish its artifact.
-
-    Raises HpmlError; nothing is at `job.out` then, except an artifact that a gate rejected, which is
-    published with its reason and which no reader opens.
-    """
-    _add_import_paths(job.import_paths)
-    threads = job.threads or hardware.usable_cpus()
-    _limit_threads(threads)
-    run = load_run(job.run)
-    shape = signature(run)
-    config: Any = validate(shape.config_type, job.config, where=f"the config of {shape.stage}")
-    unmet = config.unmet()
-    if unmet:
-        raise ConfigInvalid(f"{shape.stage} cannot run on this machine", why=unmet)
-
-    artifacts: dict[str, Any] = {}
-    parents: dict[str, str] = {}
-    for name, given in job.inputs.items():
-        kind = shape.input_kinds[name]
-        if isinstance(given, str):
-            artifacts[name] = open_artifact(Path(given), kind=kind)
-            parents[name] = artifacts[name].digest
-        else:
-            artifacts[name] = {key: open_artifact(Path(path), kind=kind) for key, path in given.items()}
-            parents |= {f"{name}/{key}": artifact.digest for key, artifact in artifacts[name].items()}
-
-    place = Path(job.out)
-    scratch = Path(job.scratch) if job.scratch else place.with_name(f".{place.name}.scratch")
-    scratch.mkdir(parents=True, exist_ok=True)
-    folder = new_folder_beside(place)
-    try:
-        started_at_s = time.time()
-        out = Output(folder, scratch, threads, Events(Path(job.events) if job.events else None))
-        result: Result[Any] = run(config, **artifacts, out=out)
-        metrics = {name: float(value) for name, value in result.metrics.items()}
-        lineage = Lineage(
-            stage=shape.stage,
-            code_digest=job.code_digest,
-            config=config.model_dump(mode="json"),
-            parents=parents,
-            libraries=dict(job.libraries),
-            started_at_s=started_at_s,
-            seconds=time.time() - started_at_s,
-            peak_rss_bytes=peak_rss_bytes(),
-        )
-        manifest = seal_artifact(
-            folder, spec=result.spec, metrics=metrics, lineage=lineage, rejected=result.rejected
-        )
-        publish(folder, place)
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-    if result.rejected:
-        raise GateFailed(f"{shape.stage} was refused by its gate", why=result.rejected)
-    shutil.rmtree(scratch, ignore_errors=True)
-    return manifest
-
-
-def _add_import_paths(paths: Iterable[str]) -> None:
-    """For this process and, through the environment, for those it starts; see components/__init__.py."""
-    os.environ["HPML_IMPORT_PATHS"] = os.pathsep.join(paths)
-    sys.path += [path for path in paths if path not in sys.path]
-
-
-def run_job(**fields: Any) -> None:
-    """`execute` in a process of its own: a failure becomes a line on stderr, an event, and a status."""
-    job = Job(**fields)
-    with explained(record=Events(Path(job.events)).write):
-        stop_on_sigterm()
-        manifest = execute(job)
-        print(json.dumps({"digest": manifest.digest, "metrics": manifest.metrics}, indent=1))
-
-
-def _limit_threads(threads: int) -> None:
-    os.environ["OMP_NUM_THREADS"] = str(threads)
-    torch = sys.modules.get("torch")  # preloaded by the fork server, it has read the variable already
-    if torch is not None:
-        torch.set_num_threads(threads)
-
-
-def peak_rss_bytes() -> int:
-    """The largest resident set of this process or of one of its finished children, in bytes."""
-    kib = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return kib * 1024
-
-
-def stop_on_sigterm() -> None:
-    """Make SIGTERM end a stage through its `finally` blocks; `train` saves a checkpoint instead."""
-
-    def handle(_signal: int, _frame: object) -> NoReturn:
-        raise Terminated("stopped by SIGTERM", fix="run again to resume")
-
-    signal.signal(signal.SIGTERM, handle)
 
 
 # ---------------------------------------------------------------------------------------------- command line
 
 
-class _Parser(argparse.ArgumentParser):
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong with a command line as UsageError."""
+
     def error(self, message: str) -> NoReturn:
         raise UsageError(message, fix=f"see {self.prog} --help")
 
 
-def _parse(arguments: list[str]) -> tuple[Job, bool]:
-    parser = _Parser(prog="python -m components", description="Run one stage of the pipeline.")
-    stages = parser.add_subparsers(dest="stage", required=True, metavar="STAGE", parser_class=_Parser)
+class _Given(Config):
+    """What --lineage says of the code: not known inside of an image."""
+
+    code_digest: str = ""
+    libraries: dict[str, str] = Field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Command:
+    """What the command line asks for. kubeflow: the executor input, if it is a step of Kubeflow Pipelines."""
+
+    job: Job
+    stage: str
+    kubeflow: ExecutorInput | None
+
+
+def _run_path(stage: str) -> str:
+    return f"components.{stage}.stage:run"
+
+
+def arguments_of(job: Job) -> list[str]:
+    """The command line that stands for `job`, without `python -m components`.
+
+    The import paths of `job` are not in it: HPML_IMPORT_PATHS says them. Raises UsageError if its `run` is
+    not one of STAGES.
+    """
+    stage = next((name for name in STAGES if _run_path(name) == job.run), None)
+    if stage is None:
+        raise UsageError(f"{job.run} is no stage of an image", why=f"the stages are {', '.join(STAGES)}")
+    arguments = [stage, "--config", json.dumps(job.config)]
+    for name, given in job.inputs.items():
+        arguments.append(f"--{name}")
+        arguments += [given] if isinstance(given, str) else [f"{key}={uri}" for key, uri in given.items()]
+    arguments += ["--out", job.out]
+    if job.scratch:
+        arguments += ["--scratch", job.scratch]
+    if job.events:
+        arguments += ["--events", job.events]
+    if job.threads:
+        arguments += ["--threads", str(job.threads)]
+    if job.code_digest or job.libraries:
+        lineage = _Given(code_digest=job.code_digest, libraries=dict(job.libraries))
+        arguments += ["--lineage", lineage.model_dump_json()]
+    return arguments
+
+
+def _parser() -> Parser:
+    parser = Parser(prog="python -m components", description="Run one stage of the pipeline.")
+    parser.add_argument("--about", action="store_true", help="say as JSON what this image is")
+    stages = parser.add_subparsers(dest="stage", required=True, metavar="STAGE", parser_class=Parser)
     for stage in STAGES:
         module = importlib.import_module(f"components.{stage}.stage")
         shape = signature(module.run)
-        flags = stages.add_parser(stage, help=(module.__doc__ or "").strip().partition("\n")[0])
+        summary = (module.__doc__ or "").strip().partition("\n")[0]
+        flags = stages.add_parser(stage, help=summary, description=summary, allow_abbrev=False)
         flags.add_argument("--config", default="{}", metavar="JSON", help="the stage's config")
+        flags.add_argument(
+            "--set", action="append", default=[], metavar="KEY=VALUE", help="on top of --config"
+        )
         for name, many in shape.inputs.items():
             kind = shape.input_kinds[name]
             if many:
-                flags.add_argument(
-                    f"--{name}", nargs="+", required=True, metavar="NAME=PATH", help=f"{kind} artifacts"
-                )
+                flags.add_argument(f"--{name}", nargs="+", metavar="NAME=URI", help=f"{kind} artifacts")
             else:
-                flags.add_argument(f"--{name}", required=True, metavar="PATH", help=f"a {kind} artifact")
-        flags.add_argument("--out", required=True, metavar="PATH", help=f"the new {shape.output_kind}")
+                flags.add_argument(f"--{name}", metavar="URI", help=f"a {kind} artifact")
+        flags.add_argument("--out", metavar="URI", help=f"the new {shape.output_kind}")
+        flags.add_argument("--scratch", default="", metavar="URI", help="checkpoints, for a next attempt")
+        flags.add_argument("--threads", type=int, default=0, metavar="N", help="0 (default): one a CPU")
+        flags.add_argument("--events", default="", metavar="-|PATH", help="-: as lines on stdout")
+        flags.add_argument(
+            "--lineage", default="{}", metavar="JSON", help="what the executor knows of the code"
+        )
+        flags.add_argument("--executor-input", metavar="JSON", help="Kubeflow's; instead of inputs and --out")
+        flags.add_argument("--names", default="{}", metavar="JSON", help="of its artifacts, in mappings")
         flags.add_argument("--debug", action="store_true", help="show tracebacks")
         flags.set_defaults(shape=shape)
-    parsed = parser.parse_args(arguments)
+    return parser
 
-    inputs: dict[str, str | dict[str, str]] = {}
-    for name, many in parsed.shape.inputs.items():
-        value = getattr(parsed, name)
-        inputs[name] = dict(_split_named(name, item) for item in value) if many else value
+
+def parse(arguments: list[str], *, is_launcher: bool = False) -> Command:
+    """What the command line asks for.
+
+    is_launcher: the work is done elsewhere, so --out and the inputs may be URIs beside --executor-input.
+    Raises UsageError, ConfigInvalid.
+    """
+    parsed = _parser().parse_args(arguments)
+    shape: StageSignature = parsed.shape
+    kubeflow = read_executor_input(parsed.executor_input) if parsed.executor_input else None
+    if kubeflow and parsed.out and not is_launcher:
+        raise UsageError(
+            "--out does not go with --executor-input", why="which says where the artifact is to be"
+        )
+    if not kubeflow and not parsed.out:
+        raise UsageError("the following arguments are required: --out", fix=f"see {shape.stage} --help")
+    if parsed.threads < 0:
+        raise UsageError(f"--threads {parsed.threads} is negative")
+    lineage: _Given = validate(_Given, _json("--lineage", parsed.lineage), where="--lineage")
+    job = Job(
+        run=_run_path(parsed.stage),
+        config=_config(shape, _json("--config", parsed.config), parsed.set),
+        inputs=_inputs(shape, parsed, kubeflow),
+        out=parsed.out or (kubeflow.out() if kubeflow else ""),
+        scratch=parsed.scratch,
+        events=parsed.events,
+        threads=parsed.threads,
+        import_paths=tuple(filter(None, os.environ.get("HPML_IMPORT_PATHS", "").split(os.pathsep))),
+        code_digest=lineage.code_digest,
+        libraries=lineage.libraries,
+    )
+    return Command(job, parsed.stage, kubeflow)
+
+
+def _json(flag: str, text: str) -> Any:
     try:
-        config = json.loads(parsed.config)
-    except ValueError as error:
-        raise ConfigInvalid("--config is not JSON", why=str(error)) from None
-    if Path(parsed.out).exists():
-        raise UsageError(f"--out {parsed.out} exists already", fix="name a new folder")
-    run = f"components.{parsed.stage}.stage:run"
-    return Job(run=run, config=config, inputs=inputs, out=parsed.out), parsed.debug
+        return json.loads(text)
+    except (ValueError, RecursionError) as error:
+        raise ConfigInvalid(f"{flag} is not JSON", why=str(error)) from None
+
+
+def _config(shape: StageSignature, fields: Any, overrides: Iterable[str]) -> Any:
+    """The config with --set on top."""
+    given = []
+    for override in overrides:
+        key, separator, value = override.partition("=")
+        if separator and not value:
+            print(f"--set {override} has no value: {key} stays as it is", flush=True)
+        else:
+            given.append(override)
+    return (
+        with_overrides(shape.config_type, fields, given, where=f"the config of {shape.stage}")
+        if given
+        else fields
+    )
+
+
+def _inputs(
+    shape: StageSignature, parsed: argparse.Namespace, kubeflow: ExecutorInput | None
+) -> dict[str, str | Mapping[str, str]]:
+    """From the flags and, as far as these say nothing, from Kubeflow."""
+    names: dict[str, str] = validate(dict[str, str], _json("--names", parsed.names), where="--names")
+    inputs: dict[str, str | Mapping[str, str]] = {}
+    if kubeflow:
+        inputs |= kubeflow.input_paths(shape.inputs, names)
+    for name, many in shape.inputs.items():
+        value = getattr(parsed, name)
+        if value is not None:
+            inputs[name] = dict(_split_named(name, item) for item in value) if many else value
+    absent = [f"--{name}" for name in shape.inputs if name not in inputs]
+    if absent:
+        raise UsageError(f"the following arguments are required: {', '.join(absent)}")
+    return {name: inputs[name] for name in shape.inputs}
 
 
 def _split_named(flag: str, item: str) -> tuple[str, str]:
-    name, separator, path = item.partition("=")
+    name, separator, uri = item.partition("=")
     if not separator:
-        raise UsageError(f"--{flag} {item!r} is not NAME=PATH")
-    return name, path
+        raise UsageError(f"--{flag} {item!r} is not NAME=URI")
+    return name, uri
+
+
+# ------------------------------------------------------------------------------------------------------ main
+
+
+def about() -> dict[str, Any]:
+    """What this image, or this machine, is: what a step that runs here depends on.
+
+    hardware: see hardware.identity. python: the minor version. libraries: the version of every installed
+    distribution, under its normalised name (PEP 503). source: the digest of our own code.
+    """
+    libraries = {
+        re.sub(r"[-_.]+", "-", found.name).lower(): found.version
+        for found in importlib.metadata.distributions()
+        if found.name
+    }
+    return {
+        "hardware": hardware.identity(),
+        "python": ".".join(str(part) for part in sys.version_info[:2]),
+        "libraries": dict(sorted(libraries.items())),
+        "source": source_digest(),
+    }
+
+
+def source_digest() -> str:
+    """One digest of every Python file below components/, by its path there."""
+    root = Path(__file__).parent
+    digest = hashlib.sha256()
+    for file in sorted(root.rglob("*.py")):
+        content = hashlib.sha256(file.read_bytes()).hexdigest()
+        digest.update(f"{file.relative_to(root).as_posix()}\0{content}\n".encode())
+    return digest.hexdigest()
 
 
 def main(arguments: list[str] | None = None) -> None:
     """Run the stage named on the command line; the digest of what it wrote goes to stdout."""
     given = sys.argv[1:] if arguments is None else arguments
-    with explained(debug="--debug" in given):
-        job, _ = _parse(given)
+    debug = "--debug" in given
+    with explained(debug=debug):
+        if given == ["--about"]:
+            print(json.dumps(about()))
+            return
         stop_on_sigterm()
-        manifest = execute(job)
-        print(json.dumps({"digest": manifest.digest, "metrics": manifest.metrics}))
+        command = parse(given)
+        with container.reporting(command.job, reported(os.environ)) as job:
+            events = container.events_of(job)
+            with explained(debug=debug, record=events.write):
+                manifest = container.run(job)
+                if command.kubeflow:
+                    command.kubeflow.deliver(command.stage, manifest)
+                events.write("finished", digest=manifest.digest, metrics=manifest.metrics)
+        if rank() == 0:
+            tell(manifest)
+
+
+def tell(manifest: Manifest) -> None:
+    """Print what every entrypoint prints last: the digest and the metrics of what it made."""
+    print(json.dumps({"digest": manifest.digest, "metrics": manifest.metrics}), flush=True)
 
 
 if __name__ == "__main__":

@@ -7,6 +7,8 @@ acknowledged, and repeating changes nothing: MLflow runs are found again by thei
 are keyed, and a metric is the same point when its name, value, step and time are. So each arrives once.
 
     python -m components.tracking OUTBOX TRACKING_URI [EARLIER_OUTBOX ...]
+
+Where steps run in pods, each reports itself, from an outbox of its own; see `components.step_tracking`.
 """
 
 from __future__ import annotations
@@ -19,6 +21,7 @@ import os
 import re
 import signal
 import sqlite3
+import subprocess
 import sys
 import threading
 import time
@@ -31,6 +34,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from components.artifacts import write_text_atomic
 from components.contract import canonical_json
 from components.errors import HpmlError, StageFailed, Unavailable, UsageError, explained
+from components.process import die_with_parent
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -38,9 +42,11 @@ if TYPE_CHECKING:
 Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 _RUN_TAG, _STEP_TAG = "hpml.run", "hpml.step"
+_RUN_ID = re.compile(r"[\w.:-]{1,100}", re.ASCII)
 _MAX_KEY, _MAX_PARAM, _MAX_TAG = 250, 6000, 8000  # characters that MLflow accepts
 _EVENTS_AT_ONCE = 100  # acknowledged together
 _SQLITE = "sqlite:///"
+_SETTLE_S = 5.0  # within which a sender that lost withdraws the run it made
 
 
 # --------------------------------------------------------------------------------------------------- secrets
@@ -113,6 +119,10 @@ class Outbox:
         self._run = {"run": run_id, "name": name}
         self._write("started", "", params=flatten(params), tags=_safe(tags))
 
+    def run_joined(self, run_id: str, name: str) -> None:
+        """What follows is of a run that others report too: only of steps, unless `run_ended` is called."""
+        self._run = {"run": run_id, "name": name}
+
     def step_started(
         self, step: str, params: Mapping[str, Any], tags: Mapping[str, str] | None = None
     ) -> None:
@@ -135,12 +145,19 @@ class Outbox:
         figures = {**metrics, "seconds": float(seconds)}
         self._write("ended", step, status=status, metrics=figures, tags=_safe(tags))
 
-    def run_ended(self, status: Status, tags: Mapping[str, str] | None = None) -> None:
-        """The run ended; a sender stops once it has sent this."""
+    def run_ended(self, status: Status | None, tags: Mapping[str, str] | None = None) -> None:
+        """The run ended; a sender stops once it has sent this.
+
+        status: None for what its steps say when this is sent: FAILED if one of them failed, else FINISHED.
+        """
         self._write("ended", "", status=status, tags=_safe(tags))
 
+    def closed(self) -> None:
+        """There will be no more events, although the run goes on; a sender stops once it has sent this."""
+        self._write("closed", "")
+
     def _write(self, event: str, step: str, **fields: Any) -> None:
-        assert self._run, "run_started comes first"
+        assert self._run, "run_started or run_joined comes first"
         line = json.dumps({"event": event, **self._run, "step": step, "time_s": time.time(), **fields})
         with self.path.open("ab", buffering=0) as file:
             file.write(line.encode() + b"\n")
@@ -163,10 +180,36 @@ def _read_events(outbox: Path, offset: int) -> tuple[list[dict[str, Any]], list[
 
 
 def _has_ended(outbox: Path) -> bool:
-    """Whether the last event of the outbox is the end of the run."""
+    """Whether the last event of the outbox is the end of the run, or says that there will be no more."""
     *_, last = [b"{}", *outbox.read_bytes().split(b"\n")[:-1]]
     event = json.loads(last)
-    return event.get("event") == "ended" and not event["step"]
+    return event.get("event") in ("ended", "closed") and not event["step"]
+
+
+def unsent_lines(outbox: Path, tracking_uri: str) -> list[str]:
+    """The events, as the outbox has them, that the store at `tracking_uri` has not acknowledged."""
+    with outbox.open("rb") as file:
+        file.seek(_read_position(outbox, store_identity(tracking_uri)))
+        return [line.decode() for line in file.read().split(b"\n")[:-1]]
+
+
+def are_events(text: str) -> bool:
+    """Whether `text`, which comes from outside, is an outbox that can be sent."""
+    return bool(text) and text.endswith("\n") and all(_is_event(line) for line in text.splitlines())
+
+
+def _is_event(line: str) -> bool:
+    try:
+        event = json.loads(line)
+        return (
+            event["event"] in ("started", "metrics", "ended", "closed")
+            and _RUN_ID.fullmatch(event["run"]) is not None
+            and all(isinstance(event[key], str) for key in ("name", "step"))
+            and isinstance(event["time_s"], int | float)
+            and all(isinstance(event.get(key, {}), dict) for key in ("params", "tags", "metrics"))
+        )
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return False
 
 
 def _position_file(outbox: Path) -> Path:
@@ -404,7 +447,7 @@ class _Update:
     params: dict[str, str] = field(default_factory=dict)
     tags: dict[str, str] = field(default_factory=dict)
     points: list[tuple[str, float, int, int]] = field(default_factory=list)  # name, value, time in ms, index
-    status: Status | Literal["RUNNING", ""] = ""  # empty where the events say nothing of it
+    status: Status | Literal["RUNNING", "AS ITS STEPS", ""] = ""  # empty where the events say nothing of it
     until_ms: int | None = None
 
 
@@ -423,14 +466,16 @@ def _fold(events: list[dict[str, Any]]) -> list[_Update]:
         if event["event"] == "started":
             update.status, update.until_ms = "RUNNING", None
         elif event["event"] == "ended":
-            update.status, update.until_ms = event["status"], time_ms
+            update.status, update.until_ms = event["status"] or "AS ITS STEPS", time_ms
     return sorted(updates.values(), key=lambda update: bool(update.step))
 
 
 class _Sink:
     """The MLflow runs of a pipeline's run: found by their tags, made where they are missing.
 
-    A run named by MLFLOW_RUN_ID is taken as the pipeline's own; whoever made that one also ends it.
+    Several senders may look for a run at the same moment, one in each pod, and each make it: all but the
+    oldest are then deleted by those who made them. A run named by MLFLOW_RUN_ID is taken as the pipeline's
+    own; whoever made that one also ends it.
     """
 
     def __init__(self, uri: str) -> None:
@@ -464,17 +509,28 @@ class _Sink:
             except MlflowException as error:
                 if error.error_code != "INVALID_PARAMETER_VALUE":
                     raise
+                self._check_still_there(mlflow_run)
                 refusals.append(f"{update.step or 'the run'}: {' '.join(str(error).split())}")
         self._set_status(update, mlflow_run)
         return refusals
+
+    def _check_still_there(self, mlflow_run: str) -> None:
+        """Raise Unavailable if the run was deleted since we found it: the next drain finds the one to use."""
+        if self._client.get_run(mlflow_run).info.lifecycle_stage != "active":
+            raise Unavailable(f"the MLflow run {mlflow_run} was deleted meanwhile")
 
     def _set_status(self, update: _Update, mlflow_run: str) -> None:
         if not update.status or mlflow_run == self._adopted:
             return
         if update.status == "RUNNING":
             self._client.update_run(mlflow_run, "RUNNING")
-        else:
-            self._client.set_terminated(mlflow_run, update.status, update.until_ms)
+            return
+        status = self._status_of_steps(update) if update.status == "AS ITS STEPS" else update.status
+        self._client.set_terminated(mlflow_run, status, update.until_ms)
+
+    def _status_of_steps(self, update: _Update) -> Status:
+        steps = (found for found in self._search(update.run) if found.data.tags.get(_STEP_TAG))
+        return "FAILED" if any(step.info.status == "FAILED" for step in steps) else "FINISHED"
 
     def _mlflow_run(self, update: _Update) -> str:
         """The id of the MLflow run that `update` is about."""
@@ -487,8 +543,32 @@ class _Sink:
                 tags |= {_STEP_TAG: update.step, "mlflow.parentRunId": self._runs[update.run, ""]}
             experiment = self._experiments[update.run]
             made = self._client.create_run(experiment, start_time=update.since_ms, tags=tags)
-            self._runs[key] = made.info.run_id
+            self._runs[key] = self._agreed(update, made.info.run_id)
         return self._runs[key]
+
+    def _agreed(self, update: _Update, ours: str) -> str:
+        """The run to use, `ours` or that of another sender that made it at the same moment.
+
+        A sender that saw ours and is younger deletes its own. One that is still there after a while had
+        looked before ours was made, and goes on with its own: then ours is deleted, however old it is.
+        """
+        until_s = time.monotonic() + _SETTLE_S
+        while True:
+            found = self._search(update.run)
+            ids = [str(run.info.run_id) for run in found if run.data.tags.get(_STEP_TAG, "") == update.step]
+            others = [run_id for run_id in ids if run_id != ours]
+            if not others:
+                return ours
+            if ids[0] != ours or time.monotonic() > until_s:
+                self._client.delete_run(ours)
+                return others[0]
+            time.sleep(0.2)
+
+    def _search(self, run: str) -> list[Any]:
+        """The MLflow runs of a pipeline's run, oldest first."""
+        query = f"tags.`{_RUN_TAG}` = '{run}'"
+        found = self._client.search_runs([self._experiments[run]], query, max_results=10_000)
+        return sorted(found, key=lambda item: (item.info.start_time, item.info.run_id))
 
     def _find(self, update: _Update) -> None:
         """Learn which runs of this pipeline's run the store has already."""
@@ -496,15 +576,17 @@ class _Sink:
             experiment = self._client.get_run(self._adopted).info.experiment_id
         else:
             experiment = experiment_id(self._client, self._uri, update.experiment)
-        query = f"tags.`{_RUN_TAG}` = '{update.run}'"
-        for found in self._client.search_runs([experiment], query, max_results=10_000):
-            self._runs[update.run, found.data.tags.get(_STEP_TAG, "")] = found.info.run_id
+        self._experiments[update.run] = experiment
+        for found in self._search(update.run):
+            self._runs.setdefault((update.run, found.data.tags.get(_STEP_TAG, "")), found.info.run_id)
         if self._adopted:
             self._runs[update.run, ""] = self._adopted
-        self._experiments[update.run] = experiment
 
 
 # ---------------------------------------------------------------------------------------------------- sender
+
+FROM_ENVIRONMENT = "-"
+_PARENT = "HPML_TRACKED_PROCESS"
 
 
 def unsent(outbox: Path, tracking_uri: str) -> bool:
@@ -512,10 +594,23 @@ def unsent(outbox: Path, tracking_uri: str) -> bool:
     return _read_position(outbox, store_identity(tracking_uri)) < outbox.stat().st_size
 
 
+def start_sender(outbox: Path, tracking_uri: str, earlier: Sequence[Path]) -> subprocess.Popen[bytes]:
+    """`main` in a process of its own, which ends with this one; what it says goes to stderr."""
+    command = [sys.executable, "-m", "components.tracking", str(outbox), FROM_ENVIRONMENT, *map(str, earlier)]
+    return subprocess.Popen(
+        command,
+        env=os.environ | {"MLFLOW_TRACKING_URI": tracking_uri, _PARENT: str(os.getpid())},
+        stdin=subprocess.DEVNULL,
+        stdout=2,
+        start_new_session=True,  # a Ctrl-C is for the step, which then has events left to send
+    )
+
+
 def main(arguments: Sequence[str]) -> None:
     """Send what is appended to the outbox named first, to the tracking URI named second, until its run ended.
 
-    The outboxes of earlier runs, named after that, are sent first, as far as something in them is unsent.
+    A tracking URI of "-" is that in MLFLOW_TRACKING_URI, so that no password is among the arguments. The
+    outboxes of earlier runs, named after that, are sent first, as far as something in them is unsent.
     SIGTERM ends it after a last attempt of about ten seconds. While the store does not answer, attempts get
     rarer: every second at first, every 30 s at last. What MLflow refuses, and what was not sent, goes to
     stderr. Raises SystemExit with status 6 if events remain for a later drain.
@@ -523,6 +618,7 @@ def main(arguments: Sequence[str]) -> None:
     if len(arguments) < 2:
         raise UsageError("python -m components.tracking OUTBOX TRACKING_URI [EARLIER_OUTBOX ...]")
     outbox, uri, *earlier = arguments
+    uri = os.environ.get("MLFLOW_TRACKING_URI", "") if uri == FROM_ENVIRONMENT else uri
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
     for path in map(Path, earlier):
@@ -552,5 +648,7 @@ def _report(drained: Drained) -> None:
 
 
 if __name__ == "__main__":
+    if _PARENT in os.environ:
+        die_with_parent(int(os.environ[_PARENT]), signal.SIGTERM)
     with explained():
         main(sys.argv[1:])

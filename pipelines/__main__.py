@@ -14,7 +14,7 @@ import typer.core
 from components.errors import StageFailed, UsageError, explained
 
 if TYPE_CHECKING:
-    from pipelines.local import Settings
+    from pipelines.execution import Settings
     from pipelines.run_record import RunRecord, StepRecord
 
 app = typer.Typer(
@@ -98,13 +98,16 @@ def run(
         int | None, typer.Option(min=1, help="Steps at once; by default as many as there are CPUs.")
     ] = None,
     tracking: Annotated[bool, typer.Option(help="Record the run in MLflow.")] = True,
+    executor: Annotated[
+        Literal["process", "container", "kubernetes"],
+        typer.Option(help="Run steps as processes or containers of this machine, or as Jobs of a cluster."),
+    ] = "process",
     output: Format = "table",
 ) -> None:
     """Run a recipe: data to a chosen, registered, deployable model."""
-    from pipelines import console, graph, plan, results, run_record
+    from pipelines import console, graph, places, plan, results, run_record
     from pipelines import recipe as recipes
-    from pipelines.local import LocalRun, check_machine, forecast
-    from pipelines.store import Store
+    from pipelines.execution import Execution, forecast
 
     loaded = recipes.load(recipe, tuple(overrides or ()))
     steps = plan.trace(graph.graph, loaded.recipe)
@@ -113,17 +116,18 @@ def run(
     for step in force or ():
         steps.needed_for(step)
     settings = _settings(home, loaded, force=force, max_parallel=max_parallel, tracking=tracking)
-    if dry_run:
-        _print_forecast(forecast(steps, settings), output)
-        return
-    recipes.check_targets(loaded.recipe)
-    check_machine(steps)
-
-    Store(settings.home)  # a workspace that cannot be written is refused before anything is started
-    record = run_record.start(home, loaded.recipe.name, str(loaded.file), steps)
-    results.store_recipe(home, record, loaded)
     with console.watcher() as watcher:
-        record = LocalRun(steps, record, settings, watcher).execute()
+        run_id = run_record.new_run_id(loaded.recipe.name)
+        place = places.open_place(executor, loaded, settings, run_id, watcher)
+        if dry_run:
+            forecasts = forecast(steps, settings, place)
+            place.close("done")
+            _print_forecast(forecasts, output)
+            return
+        place.check(steps)
+        record = run_record.start(home, run_id, loaded.recipe.name, str(loaded.file), steps)
+        results.store_recipe(home, record, loaded)
+        record = Execution(steps, record, settings, watcher, place).execute()
     results.show(home, record, output)
     _end_of_run(record, f"hpml run {recipe}")
 
@@ -131,7 +135,7 @@ def run(
 def _settings(
     home: Path, loaded: Any, *, force: list[str] | None, max_parallel: int | None, tracking: bool
 ) -> Settings:
-    from pipelines.local import Settings
+    from pipelines.execution import Settings
 
     home = home.resolve()
     registry = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home}/mlflow.db"
@@ -160,7 +164,7 @@ def _print_forecast(forecasts: list[Any], output: str) -> None:
 def _end_of_run(record: RunRecord, again: str) -> None:
     """Raise the first failure with its exit code; say how an interrupted run is resumed."""
     from components.errors import ExitCode
-    from pipelines.local import first_failure
+    from pipelines.execution import first_failure
 
     failure = first_failure(record)
     if failure:
@@ -326,7 +330,7 @@ def logs(
 ) -> None:
     """Print the log of a step."""
     from pipelines import run_record
-    from pipelines.local import EventTail
+    from pipelines.execution import EventTail
 
     record = run_record.load(home, run)
     known = _step(record, step)

@@ -19,7 +19,9 @@ from components.measurements import CeilingsSpec
 from components.page.ceilings import Ceiling, bandwidth_ceilings, ceilings_page, gemm_ceilings
 from components.page.format import bounds, plain
 from pipelines import console, run_record
-from pipelines.local import LocalRun, Settings, Watcher, check_machine
+from pipelines.execution import Execution, Settings
+from pipelines.local import Processes
+from pipelines.place import Watcher
 from pipelines.plan import Plan, Step, trace
 from pipelines.run_record import RunRecord
 from pipelines.store import Store
@@ -35,11 +37,12 @@ _MEANING = (
 def measure(home: Path, watcher: Watcher, *, force: bool) -> RunRecord:
     """Run the one step, or find its result in the store; `force` measures again."""
     plan = plan_of_machine()
-    check_machine(plan)
-    Store(home)  # a workspace that cannot be written is refused before anything is started
+    place = Processes(home)
+    place.check(plan)
     forced = frozenset(plan.nodes) if force else frozenset()
-    record = run_record.start(home, _NAME, "", plan)
-    return LocalRun(plan, record, Settings(home=home, force=forced, becomes_latest=False), watcher).execute()
+    record = run_record.start(home, run_record.new_run_id(_NAME), _NAME, "", plan)
+    settings = Settings(home=home, force=forced, becomes_latest=False)
+    return Execution(plan, record, settings, watcher, place).execute()
 
 
 def plan_of_machine() -> Plan:

@@ -11,7 +11,7 @@ import hashlib
 import importlib.metadata
 import re
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -19,6 +19,7 @@ from typing import Any
 
 from components import hardware
 from components.contract import canonical_json
+from components.errors import ConfigInvalid
 from pipelines.plan import Node
 from pipelines.resources import resources_of
 
@@ -39,7 +40,10 @@ _WITHOUT_EFFECT = {"pydantic", "typer", "rich"}
 
 @dataclass(frozen=True)
 class Code:
-    """Digests of the source files a stage can reach, by module, and versions of the libraries they import."""
+    """Digests of the source files a stage can reach, by module, and the libraries that those import.
+
+    libraries: the distribution that an import's name belongs to.
+    """
 
     modules: Mapping[str, str]
     libraries: Mapping[str, str]
@@ -125,19 +129,66 @@ def _read(file: Path) -> tuple[str, tuple[str, ...]]:
 
 
 def _note_library(name: str, libraries: dict[str, str]) -> None:
-    if name in sys.stdlib_module_names or name in _WITHOUT_EFFECT:
-        return
-    version = _version(_DISTRIBUTIONS.get(name, name))
-    if version:
-        libraries[name] = version
+    if name not in sys.stdlib_module_names and name not in _WITHOUT_EFFECT:
+        libraries[name] = _DISTRIBUTIONS.get(name, name)
 
 
 @cache
-def _version(distribution: str) -> str:
+def _version_here(distribution: str) -> str:
     try:
         return importlib.metadata.version(distribution)
     except importlib.metadata.PackageNotFoundError:
         return ""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a step finds where it runs.
+
+    python: its minor version. hardware: see hardware.identity. version: of an installed distribution, "" if
+    it is absent. image: the digest of the container image; empty where there is none.
+    """
+
+    python: str
+    hardware: Mapping[str, str]
+    version: Callable[[str], str]
+    image: str = ""
+
+    def versions(self, code: Code) -> dict[str, str]:
+        """The versions of the libraries that `code` imports, of those that are installed."""
+        found = {name: self.version(distribution) for name, distribution in code.libraries.items()}
+        return {name: version for name, version in found.items() if version}
+
+
+@cache
+def here() -> Surroundings:
+    """The surroundings of a process of this machine."""
+    return Surroundings(_minor(sys.version_info), hardware.identity(), _version_here)
+
+
+def of_image(name: str, about: Mapping[str, Any], digest: str) -> Surroundings:
+    """The surroundings of a step in the image `name`, by what `python -m components --about` says there.
+
+    Raises ConfigInvalid if the image holds other code than this installation.
+    """
+    from components.__main__ import source_digest
+
+    if about["source"] != source_digest():
+        raise ConfigInvalid(
+            f"the image {name} holds other code than this installation of hpml",
+            why="a step would run what you do not see here",
+            fix="build it again: make images; and bring it to where it runs",
+        )
+    libraries: Mapping[str, str] = about["libraries"]  # by the name that PEP 503 makes of every name
+
+    def version(distribution: str) -> str:
+        return libraries.get(re.sub(r"[-_.]+", "-", distribution).lower(), "")
+
+    return Surroundings(str(about["python"]), about["hardware"], version, digest)
+
+
+def _minor(version: tuple[Any, ...]) -> str:
+    return ".".join(str(part) for part in version[:2])
 
 
 @dataclass(frozen=True)
@@ -158,11 +209,12 @@ def material_of(
     *,
     import_paths: tuple[str, ...],
     registry: str,
+    surroundings: Surroundings,
 ) -> Material:
     """What the result of `node` depends on.
 
     input_digests: content digests of its inputs, shaped like `node.inputs`. registry: the identity of the
-    model registry, for the steps that write to it.
+    model registry, for the steps that write to it. surroundings: of the place where it is to run.
     """
     needs = resources_of(node.stage)
     code = code_of(node.run.__module__, import_paths)
@@ -171,9 +223,11 @@ def material_of(
         "config": node.config.model_dump(mode="json"),
         "inputs": dict(input_digests),
         "code": dict(code.modules),
-        "libraries": dict(code.libraries),
-        "python": ".".join(str(part) for part in sys.version_info[:2]),
+        "libraries": surroundings.versions(code),
+        "python": surroundings.python,
     }
+    if surroundings.image:
+        fields["image"] = surroundings.image
     outside = node.config.fingerprint()
     if outside:
         fields["files outside"] = outside
@@ -181,7 +235,7 @@ def material_of(
     if users:
         fields["your code"] = users
     if needs.hardware_bound:
-        fields["hardware"] = hardware.identity()
+        fields["hardware"] = dict(surroundings.hardware)
     if needs.registry:
         fields["registry"] = registry
     return Material(fields)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +18,12 @@ from components.deploy.stage import DeployConfig
 from components.diagnose.stage import DiagnoseConfig
 from components.errors import ConfigInvalid
 from components.goals import Goals
+from components.overrides import with_overrides
 from components.prepare.sources import AnySource
 from components.register.stage import RegisterConfig
 from components.targets import AnyTarget
 from components.train.stage import TrainConfig
+from pipelines.cluster import ClusterConfig
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,62}$")]
 VariantName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.+-]{0,62}$")]
@@ -48,6 +49,7 @@ class Recipe(Config):
     goals: Goals = Goals()
     registry: RegisterConfig = RegisterConfig()
     deploy: DeployConfig = DeployConfig()
+    cluster: ClusterConfig = ClusterConfig()
 
 
 @dataclass(frozen=True)
@@ -78,7 +80,7 @@ def load(file: Path, overrides: tuple[str, ...] = ()) -> LoadedRecipe:
     fields = _parse(text, file)
     fields.setdefault("name", re.sub(r"[^A-Za-z0-9_-]+", "-", file.stem).strip("-")[:63] or "model")
     if overrides:
-        fields = _with_overrides(fields, overrides, where=str(file))
+        fields = with_overrides(Recipe, fields, overrides, where=str(file))
     recipe: Recipe = validate(Recipe, fields, where=str(file))
     if not recipe.registry.model_name:
         named = recipe.registry.model_copy(update={"model_name": recipe.name})
@@ -131,43 +133,6 @@ def _parse(text: str, file: Path) -> dict[str, Any]:
     if not isinstance(fields, dict):
         raise ConfigInvalid(f"{file} is not a recipe", why="it holds no keys", fix="it needs at least: data")
     return fields
-
-
-def _with_overrides(fields: dict[str, Any], overrides: tuple[str, ...], *, where: str) -> dict[str, Any]:
-    """Apply overrides to the resolved recipe, so that they reach what a shorthand or a default stands for."""
-    try:
-        resolved: dict[str, Any] = validate(Recipe, fields, where=where).model_dump(mode="json")
-    except ConfigInvalid:  # perhaps an override mends it
-        resolved = copy.deepcopy(fields)
-    for override in overrides:
-        path, separator, text = override.partition("=")
-        if not separator or not path:
-            raise ConfigInvalid(f"--set {override!r} is not KEY=VALUE", fix="for example train.epochs=3")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigInvalid(f"--set {override!r}", why=" ".join(str(error).split())) from None
-        _assign(resolved, path.split("."), value, override)
-    return resolved
-
-
-def _assign(node: Any, path: list[str], value: Any, override: str) -> None:
-    """Set `value` at `path` below `node`; a part of the path is a key, or a number in a list."""
-    key, *rest = path
-    if isinstance(node, list):
-        if not key.isdecimal() or int(key) >= len(node):
-            raise ConfigInvalid(f"--set {override!r}", why=f"{key!r} is not an index below {len(node)}")
-        if not rest:
-            node[int(key)] = value
-        else:
-            _assign(node[int(key)], rest, value, override)
-        return
-    if not isinstance(node, dict):
-        raise ConfigInvalid(f"--set {override!r}", why=f"there is nothing to set below {key!r}")
-    if not rest:
-        node[key] = value
-    else:
-        _assign(node.setdefault(key, {}), rest, value, override)
 
 
 def _with_absolute_paths(value: Any, base: Path) -> Any:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
+
+Family = Literal["cpu", "gpu", "tensorrt", "client"]
 
 
 @dataclass(frozen=True)
@@ -12,7 +15,8 @@ class Resources:
     exclusive: nothing else of ours may run meanwhile. preload: modules worth importing once, before forking.
     hardware_bound: the result holds for this hardware only. registry: the result is a change in the model
     registry, so it is void when the registry is another one. deliver: the folder of the run that gets a copy
-    of the result, for the user.
+    of the result, for the user. family: which of the images in `docker/` it runs in. memory: of its
+    container. cluster_cpus: how many CPUs a pod gets of a step that takes all there are.
     """
 
     cpus: int | None = 1
@@ -21,16 +25,19 @@ class Resources:
     hardware_bound: bool = False
     registry: bool = False
     deliver: str = ""
+    family: Family = "cpu"
+    memory: str = "1Gi"
+    cluster_cpus: int = 2
 
 
 RESOURCES: dict[str, Resources] = {
     "prepare": Resources(),
-    "train": Resources(cpus=None, preload=("torch",)),
-    "compress": Resources(cpus=None, preload=("torch",)),
-    "export": Resources(preload=("torch",), hardware_bound=True),
-    "ceilings": Resources(cpus=None, exclusive=True, preload=("torch",), hardware_bound=True),
-    "benchmark": Resources(cpus=None, exclusive=True, hardware_bound=True),
-    "diagnose": Resources(cpus=None, exclusive=True, preload=("torch",), hardware_bound=True),
+    "train": Resources(cpus=None, preload=("torch",), memory="2Gi"),
+    "compress": Resources(cpus=None, preload=("torch",), memory="2Gi"),
+    "export": Resources(preload=("torch",), hardware_bound=True, memory="2Gi"),
+    "ceilings": Resources(cpus=None, exclusive=True, preload=("torch",), hardware_bound=True, memory="2Gi"),
+    "benchmark": Resources(cpus=None, exclusive=True, hardware_bound=True, memory="2Gi"),
+    "diagnose": Resources(cpus=None, exclusive=True, preload=("torch",), hardware_bound=True, memory="2Gi"),
     "report": Resources(deliver="report"),
     "select": Resources(),
     "register": Resources(registry=True),

@@ -57,11 +57,11 @@ def new_run_id(name: str) -> str:
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def start(home: Path, name: str, recipe_file: str, plan: Plan) -> RunRecord:
-    """The record of a new run of `plan`, every step waiting; makes its folder."""
+def start(home: Path, run: str, name: str, recipe_file: str, plan: Plan) -> RunRecord:
+    """The record of the new run `run` of `plan`, every step waiting; makes its folder."""
     steps = {node.name: StepRecord(stage=node.stage) for node in plan.nodes.values()}
     record = RunRecord(
-        id=new_run_id(name),
+        id=run,
         recipe=name,
         recipe_file=recipe_file,
         status="running",

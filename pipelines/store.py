@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from components.artifacts import Artifact, open_artifact, publish, read_manifest, write_text_atomic
+from components.artifacts import Artifact, Manifest, open_artifact, publish, read_manifest, write_text_atomic
 from components.errors import HpmlError, StageFailed, Unavailable
 from pipelines.provenance import Material
 
@@ -70,20 +70,38 @@ class Store:
         """Where the artifact with this content digest is, or would be."""
         return self.root / "objects" / digest
 
-    def open(self, digest: str, *, verify: bool = True) -> Artifact[Any]:
-        """The artifact with this content digest.
+    def location(self, digest: str) -> str:
+        """What a step is told to read the artifact from."""
+        return str(self.object_path(digest))
+
+    def manifest(self, digest: str) -> Manifest:
+        """The manifest of the artifact with this content digest.
 
         Raises StageFailed if it is absent or damaged.
         """
-        path = self.object_path(digest)
-        return open_artifact(path, kind=read_manifest(path).kind, verify=verify)
+        return read_manifest(self.object_path(digest))
 
-    def incoming(self, step: str) -> Path:
+    def open(self, digest: str) -> Artifact[Any]:
+        """The artifact with this content digest, verified.
+
+        Raises StageFailed if it is absent or damaged.
+        """
+        return open_artifact(self.object_path(digest), kind=self.manifest(digest).kind)
+
+    def incoming(self, step: str) -> str:
         """A fresh path for a step to deliver its artifact to."""
-        return self.root / "incoming" / f"{step}-{uuid.uuid4().hex[:12]}"
+        return str(self.root / "incoming" / f"{step}-{uuid.uuid4().hex[:12]}")
 
-    def accept(self, delivered: Path, key: str, material: Material, step: str) -> str:
-        """Move a delivered artifact to its place, remember that `key` leads there, and return its digest.
+    def accept(self, delivered: str, key: str, material: Material, step: str) -> str:
+        """Move a delivered artifact to its place, remember that `key` leads there, and return its digest."""
+        digest = self.add(Path(delivered))
+        record = {"digest": digest, "material": dict(material.fields)}
+        write_text_atomic(self._key_file(key), json.dumps(record))
+        write_text_atomic(self.root / "newest" / step, key)
+        return digest
+
+    def add(self, delivered: Path) -> str:
+        """Move an artifact to its place, and return its digest.
 
         An artifact of the same content that is damaged is replaced.
         """
@@ -96,18 +114,23 @@ class Store:
                 place.rename(self.root / "incoming" / f"damaged-{uuid.uuid4().hex[:12]}")
         publish(delivered, place)
         _make_read_only(place)
-        record = {"digest": manifest.digest, "material": dict(material.fields)}
-        write_text_atomic(self._key_file(key), json.dumps(record))
-        write_text_atomic(self.root / "newest" / step, key)
         return manifest.digest
+
+    def keep_rejected(self, delivered: str, folder: Path) -> bool:
+        """Move what a gate refused to `folder`, for a look; returns whether there was anything."""
+        if not Path(delivered).exists():
+            return False
+        folder.parent.mkdir(exist_ok=True)
+        shutil.move(delivered, folder)
+        return True
 
     def forget(self, key: str) -> None:
         """Make `key` a miss."""
         self._key_file(key).unlink(missing_ok=True)
 
-    def scratch(self, key: str) -> Path:
+    def scratch(self, key: str) -> str:
         """The folder that outlives failed attempts at `key`."""
-        return self.root / "scratch" / key
+        return str(self.root / "scratch" / key)
 
     def last_material(self, step: str) -> Material | None:
         """What the newest result of a step of this name was made of."""

@@ -25,7 +25,8 @@ from pathlib import Path
 import noop_stages
 from pipelines import run_record
 from pipelines.console import PlainWatcher
-from pipelines.local import LocalRun, Settings
+from pipelines.execution import Execution, Settings
+from pipelines.local import Processes
 from pipelines.plan import trace
 
 def chain(step, _):
@@ -35,9 +36,9 @@ def chain(step, _):
 
 plan = trace(chain, None)
 home = Path(sys.argv[1])
-record = run_record.start(home, "noop", "", plan)
+record = run_record.start(home, "noop", "noop", "", plan)
 settings = Settings(home=home, import_paths=({str(HERE / "pipelines")!r},))
-record = LocalRun(plan, record, settings, PlainWatcher()).execute()
+record = Execution(plan, record, settings, PlainWatcher(), Processes(home)).execute()
 assert [step.status for step in record.steps.values()] == ["done"] * 5
 """
 

@@ -33,25 +33,44 @@ class TrainConfig(Hyperparameters):
     """A network and how to train it; a bare string as `model` stands for the architecture."""
 
     model: Annotated[ModelConfig, BareName("architecture")] = ModelConfig()
-    nproc: int = Field(default=1, ge=1, le=64)  # workers on this machine, which share each batch
+    nodes: int = Field(default=1, ge=1, le=64)  # machines; on one machine, that many processes stand in
+    nproc_per_node: int = Field(default=1, ge=1, le=64)  # workers on each; all of them share each batch
+    min_nodes: int | None = Field(default=None, ge=1)  # a cluster may go on with so few; None: with all only
     min_accuracy: float | None = Field(default=None, gt=0, le=1)  # top-1; a network below it is rejected
+
+    @property
+    def workers(self) -> int:
+        """All of them, on all nodes."""
+        return self.nodes * self.nproc_per_node
 
     @model_validator(mode="after")
     def _divisible(self) -> Self:
-        if self.batch_size % (self.nproc * self.accumulate):
-            raise ValueError(
-                f"batch_size {self.batch_size} is not a multiple of nproc x accumulate ="
-                f" {self.nproc} x {self.accumulate}"
-            )
+        """For every number of nodes that may train: an elastic training goes on when one is lost."""
+        fewest = self.nodes if self.min_nodes is None else self.min_nodes
+        if fewest > self.nodes:
+            raise ValueError(f"min_nodes {fewest} is more than nodes {self.nodes}")
+        for nodes in range(fewest, self.nodes + 1):
+            if self.batch_size % (nodes * self.nproc_per_node * self.accumulate):
+                elastic = f" (min_nodes {fewest}: so many may train)" if nodes < self.nodes else ""
+                raise ValueError(
+                    f"batch_size {self.batch_size} is not a multiple of nodes x nproc_per_node x accumulate ="
+                    f" {nodes} x {self.nproc_per_node} x {self.accumulate}{elastic}"
+                )
         return self
 
     def unmet(self) -> str:
-        """Why this machine cannot train so; empty if it can."""
+        """Why this machine cannot train so; empty if it can.
+
+        A machine on which a launcher started this worker is one node; elsewhere this one stands in for all.
+        """
+        from components.training.distributed import is_launched
+
+        workers = self.nproc_per_node if is_launched() else self.workers
         gpus = len(hardware.gpu_names())
-        if self.device != "cpu" and self.nproc > gpus > 0:
+        if self.device != "cpu" and workers > gpus > 0:
             return (
-                f"nproc is {self.nproc}, this machine has {gpus} GPU(s) and each worker needs its own;"
-                " lower nproc or set device: cpu"
+                f"nodes x nproc_per_node is {self.nodes} x {self.nproc_per_node}, this machine has {gpus}"
+                f" GPU(s) and each of its {workers} workers needs its own; lower them or set device: cpu"
             )
         return super().unmet()
 
@@ -62,9 +81,9 @@ def run(config: TrainConfig, *, data: Artifact[DatasetSpec], out: Output) -> Res
     Resumes from the checkpoints of an interrupted attempt in `out.scratch`. Raises StageFailed if the loss
     is no longer finite, ConfigInvalid if the network does not take the images, Terminated after SIGTERM.
     """
-    from components.training.distributed import in_group
+    from components.training.distributed import is_launched
 
-    if config.nproc > 1 and not in_group():  # in a group, its starter has said how many
+    if config.workers > 1 and not is_launched():  # a launcher has said how many
         from components.train.workers import train_in_workers
 
         return train_in_workers(config, data, out)

@@ -18,10 +18,17 @@ from components.training.distributed import parent, rank, run_workers
 
 
 def train_in_workers(config: TrainConfig, data: Artifact[DatasetSpec], out: Output) -> Result[ModelSpec]:
-    """Train in `config.nproc` processes; the first of them writes the model into `out.path`.
+    """Train in `config.workers` processes; the first of them writes the model into `out.path`.
 
     Raises what the first worker that failed raised; see `run_workers` for workers that are stopped or killed.
     """
+    if config.nodes > 1:
+        unheeded = "" if config.min_nodes is None else "; min_nodes is for a cluster and does nothing here"
+        print(
+            f"{config.nodes} nodes x {config.nproc_per_node} workers: {config.workers} processes of this"
+            f" machine stand in for them{unheeded}",
+            flush=True,
+        )
     folder = out.scratch / "workers"
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
@@ -31,10 +38,10 @@ def train_in_workers(config: TrainConfig, data: Artifact[DatasetSpec], out: Outp
         "path": str(out.path),
         "scratch": str(out.scratch),
         "events": str(out.events.path or ""),
-        "threads": max(1, out.threads // config.nproc),
+        "threads": max(1, out.threads // config.workers),
     }
     (folder / "task.json").write_text(json.dumps(task))
-    statuses = run_workers(__name__, str(folder), count=config.nproc, threads=out.threads)
+    statuses = run_workers(__name__, str(folder), count=config.workers, threads=out.threads)
     if any(statuses):
         raise _failure(folder, statuses)
     result = json.loads((folder / "result.json").read_text())

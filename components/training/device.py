@@ -54,7 +54,7 @@ def _choose_device(wanted: str, local_rank: int) -> torch.device:
         raise ConfigInvalid(
             f"worker {local_rank} has no GPU of its own",
             why=f"torch {torch.__version__} can use {usable} of this machine's {present}",
-            fix="lower nproc, install the CUDA build of torch, or set device: cpu",
+            fix="lower nproc_per_node, install the CUDA build of torch, or set device: cpu",
         )
     device = torch.device("cuda", local_rank)
     torch.cuda.set_device(device)

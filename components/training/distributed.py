@@ -17,7 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from components.errors import ConfigInvalid, ExitCode, StageFailed, Terminated
+from components.errors import ConfigInvalid, ExitCode, StageFailed, Terminated, Unavailable
 from components.training.stopping import StopRequest
 
 if TYPE_CHECKING:
@@ -78,6 +78,11 @@ class Group:
         return content.numpy().tobytes()
 
 
+def is_launched() -> bool:
+    """Whether a launcher such as torchrun started this process as a worker, be it the only one."""
+    return "WORLD_SIZE" in os.environ
+
+
 def in_group() -> bool:
     """Whether this process was started as one of several."""
     return int(os.environ.get("WORLD_SIZE", "1")) > 1
@@ -86,6 +91,11 @@ def in_group() -> bool:
 def rank() -> int:
     """The number of this process in its group, known before it is joined."""
     return int(os.environ.get("RANK", "0"))
+
+
+def workers_on_this_machine() -> int:
+    """How many processes of its group run beside this one, itself included: they share its CPUs."""
+    return int(os.environ.get("LOCAL_WORLD_SIZE", "1"))
 
 
 def parent() -> int:
@@ -97,7 +107,8 @@ def parent() -> int:
 def joined_group() -> Iterator[Group]:
     """The group that this process was started in, joined; a group of one if it was started alone.
 
-    Raises ConfigInvalid if the environment says only half of it.
+    Raises ConfigInvalid if the environment says only half of it, and Unavailable, inside, if another process
+    of the group is gone.
     """
     if not in_group():
         yield Group()
@@ -112,14 +123,32 @@ def joined_group() -> Iterator[Group]:
     import torch
     import torch.distributed as dist
 
-    # Control messages and CPU gradients go through gloo, gradients on GPUs through NCCL.
-    dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+    with _lost_workers_explained():
+        # Control messages and CPU gradients go through gloo, gradients on GPUs through NCCL.
+        dist.init_process_group("cpu:gloo,cuda:nccl" if torch.cuda.is_available() else "gloo")
+        try:
+            local_rank = int(os.environ.get("LOCAL_RANK", "0"))
+            yield Group(dist.get_rank(), dist.get_world_size(), local_rank)
+        finally:
+            gc.collect()  # copies of a network are in cycles, and abort the process if they outlive the group
+            dist.destroy_process_group()
+
+
+@contextmanager
+def _lost_workers_explained() -> Iterator[None]:
+    """What gloo, NCCL or their store raise when another worker is gone, as Unavailable: it can be resumed."""
+    import torch.distributed as dist
+
     try:
-        local_rank = int(os.environ.get("LOCAL_RANK", "0"))
-        yield Group(dist.get_rank(), dist.get_world_size(), local_rank)
-    finally:
-        gc.collect()  # copies of a network are in cycles, and abort the process if they outlive the group
-        dist.destroy_process_group()
+        yield
+    except RuntimeError as error:
+        if not isinstance(error, dist.DistError) and "gloo/transport/" not in str(error):
+            raise
+        raise Unavailable(
+            "another worker of this training is gone",
+            why=" ".join(str(error).split())[:200],
+            fix="its log says why; run again to resume from the last checkpoint",
+        ) from None
 
 
 # ------------------------------------------------------------------------------------- starting local workers
@@ -160,7 +189,7 @@ def _checked(statuses: list[int | None], stop: StopRequest) -> list[int]:
             raise StageFailed(
                 f"training worker {rank} of {len(statuses)} was ended by {signal.Signals(-status).name}",
                 why="if it was not you, it is most often the kernel, short of memory",
-                fix="lower batch_size or nproc, then run again: it resumes from the last checkpoint",
+                fix="lower batch_size or nproc_per_node, then run again: it resumes from the last checkpoint",
             )
     return [status or 0 for status in statuses]
 

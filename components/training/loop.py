@@ -320,7 +320,7 @@ class _Training:
         if self.group.rank == 0:
             tensors, scaler = self.learner.state()
             step = self.progress.epoch * (self.steps_per_epoch + 1) + self.progress.step
-            state = {"progress": asdict(self.progress), "scaler": scaler}
+            state = {"progress": asdict(self.progress), "scaler": scaler, "workers": self.group.size}
             self.store.write(step, Checkpoint(tensors, state))
         self.stopwatch.lap("checkpoint")
         self.saved_at = time.monotonic()
@@ -333,9 +333,14 @@ class _Training:
         self.progress = _Progress(**checkpoint.state["progress"])
         self.learner.restore(checkpoint.tensors, checkpoint.state["scaler"])
         if self.group.rank == 0:  # which saved the sums of all
-            saved = [self.progress.loss_sum, self.progress.correct]
-            self.sums.copy_(torch.tensor(saved, dtype=self.sums.dtype))
-            print(f"resuming in epoch {self.progress.epoch + 1}, after step {self.progress.step}", flush=True)
+            loss_sum, workers = self.progress.loss_sum, checkpoint.state["workers"]
+            changed = ""
+            if workers != self.group.size:  # each worker adds the mean loss of its share of a batch
+                loss_sum *= self.group.size / workers
+                changed = f", with {self.group.size} workers instead of {workers}"
+            self.sums.copy_(torch.tensor([loss_sum, self.progress.correct], dtype=self.sums.dtype))
+            where = f"in epoch {self.progress.epoch + 1}, after step {self.progress.step}"
+            print(f"resuming {where}{changed}", flush=True)
 
     def _count_time(self) -> None:
         for phase, seconds in self.stopwatch.take().items():

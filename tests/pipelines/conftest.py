@@ -15,7 +15,8 @@ sys.path.append(HERE)
 import noop_stages  # noqa: E402
 
 from pipelines import run_record  # noqa: E402
-from pipelines.local import LocalRun, Settings  # noqa: E402
+from pipelines.execution import Execution, Settings  # noqa: E402
+from pipelines.local import Processes  # noqa: E402
 from pipelines.plan import Plan, Step, trace  # noqa: E402
 from pipelines.run_record import RunRecord, StepRecord  # noqa: E402
 
@@ -77,8 +78,8 @@ def run_five(home: Path) -> Callable[..., RunRecord]:
     ) -> RunRecord:
         plan = plan_of(**configs)
         settings = Settings(home=home, import_paths=(HERE,), force=force)
-        record = run_record.start(home, "five", "", plan)
-        return LocalRun(plan, record, settings, listener or Listener()).execute()
+        record = run_record.start(home, run_record.new_run_id("five"), "five", "", plan)
+        return Execution(plan, record, settings, listener or Listener(), Processes(home)).execute()
 
     return run
 

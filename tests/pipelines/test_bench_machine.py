@@ -13,7 +13,8 @@ import pytest
 from components.ceilings import stage as ceilings
 from components.measurements import CeilingsSpec, GemmPoint
 from pipelines import bench_machine, run_record
-from pipelines.local import Settings, forecast
+from pipelines.execution import Settings, forecast
+from pipelines.local import Processes
 from pipelines.plan import Step, trace
 from pipelines.recipe import Recipe
 
@@ -75,9 +76,9 @@ def test_the_run_of_a_recipe_finds_the_ceilings_there(folder: Path) -> None:
 
     plan = trace(graph, Recipe(data="digits"))  # type: ignore[arg-type]  # a name, expanded
     settings = Settings(home=folder / "runs", import_paths=(str(folder),))
-    assert [item.outcome for item in forecast(plan, settings)] == ["cached"]
+    assert [item.outcome for item in forecast(plan, settings, Processes(settings.home))] == ["cached"]
     changed = trace(graph, Recipe(data="digits", ceilings={"rounds": 9}))  # type: ignore[arg-type]
-    (other,) = forecast(changed, settings)
+    (other,) = forecast(changed, settings, Processes(settings.home))
     assert other.outcome == "would run" and other.reasons == ("config: rounds changed: 7 -> 9",)
 
 
@@ -114,7 +115,7 @@ def test_the_run_is_on_record_and_gc_keeps_what_it_found(folder: Path) -> None:
 def test_force_measures_again(folder: Path) -> None:
     """As far as the forecast: to measure takes 20 s."""
     settings = Settings(home=folder / "runs", force=frozenset({"ceilings"}))
-    (item,) = forecast(bench_machine.plan_of_machine(), settings)
+    (item,) = forecast(bench_machine.plan_of_machine(), settings, Processes(settings.home))
     assert item.outcome == "would run" and item.reasons == ("it was forced",)
 
 

@@ -18,7 +18,8 @@ from noop_stages import Number
 
 from components.errors import ExitCode
 from pipelines import run_record
-from pipelines.local import Settings, first_failure, forecast
+from pipelines.execution import Settings, first_failure, forecast
+from pipelines.local import Processes
 from pipelines.run_record import RunRecord
 from pipelines.store import Store
 
@@ -137,7 +138,9 @@ def test_forecast_runs_nothing_and_says_why(run_five: Run, home: Path) -> None:
     run_five()
     settings = Settings(home=home, import_paths=(HERE,))
     before = sorted((home / ".store" / "objects").iterdir())
-    outcomes = {item.step[-1]: item for item in forecast(plan_of(d=Number(value=9)), settings)}
+    outcomes = {
+        item.step[-1]: item for item in forecast(plan_of(d=Number(value=9)), settings, Processes(home))
+    }
     assert outcomes["c"].outcome == "cached"
     assert outcomes["d"].outcome == "would run"
     assert outcomes["d"].reasons == ("config: value changed: 0 -> 9",)
@@ -152,11 +155,13 @@ from conftest import Listener, plan_of, HERE
 from noop_stages import Number
 from pathlib import Path
 from pipelines import run_record
-from pipelines.local import LocalRun, Settings
+from pipelines.execution import Execution, Settings
+from pipelines.local import Processes
 plan = plan_of(b=Number(nap_s={nap}, failure={failure!r}), c=Number(nap_s={nap}))
-record = run_record.start(Path({home!r}), "five", "", plan)
+record = run_record.start(Path({home!r}), run_record.new_run_id("five"), "five", "", plan)
 print("started", flush=True)
-record = LocalRun(plan, record, Settings(home=Path({home!r}), import_paths=(HERE,)), Listener()).execute()
+settings = Settings(home=Path({home!r}), import_paths=(HERE,))
+record = Execution(plan, record, settings, Listener(), Processes(settings.home)).execute()
 print([step.status for step in record.steps.values()], flush=True)
 sys.exit(record.exit_code)
 """

@@ -19,10 +19,10 @@ def store(home: Path) -> Store:
 
 
 def deliver(store: Store, value: int, key: str) -> str:
-    place = store.incoming("number")
+    place = Path(store.incoming("number"))
     config = Number(value=value).model_dump(mode="json")
     execute(Job(run=f"{start.__module__}:start", config=config, inputs={}, out=str(place)))
-    return store.accept(place, key, Material({"value": value}), "number")
+    return store.accept(str(place), key, Material({"value": value}), "number")
 
 
 def test_the_same_content_is_kept_once_and_found_by_both_keys(store: Store) -> None:
@@ -46,13 +46,13 @@ def test_a_key_whose_artifact_is_damaged_is_a_miss_and_is_mended(store: Store) -
 
 def test_gc_takes_what_no_kept_run_made_and_nothing_else(store: Store) -> None:
     kept, gone = deliver(store, 1, "a"), deliver(store, 2, "b")
-    store.scratch("c").mkdir()
+    Path(store.scratch("c")).mkdir()
     assert store.collect({kept}, dry_run=True)[0] == 1
     assert store.lookup("b") == gone
     count, freed_bytes = store.collect({kept})
     assert (count, freed_bytes > 0) == (1, True)
     assert store.lookup("a") == kept and store.lookup("b") is None
-    assert not store.scratch("c").exists()
+    assert not Path(store.scratch("c")).exists()
 
 
 def test_gc_waits_for_no_run_and_harms_none(store: Store) -> None:

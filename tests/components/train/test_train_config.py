@@ -37,7 +37,12 @@ def test_a_bare_name_stands_for_a_model() -> None:
         ({"augment": {"shift": 4}}, "augment.shift"),
         ({"epochs": 0}, "epochs"),
         ({"batch_size": 60, "accumulate": 7}, "no multiple of accumulate 7"),
-        ({"batch_size": 64, "nproc": 3}, "not a multiple of nproc x accumulate = 3 x 1"),
+        ({"batch_size": 64, "nproc_per_node": 3}, "nodes x nproc_per_node x accumulate = 1 x 3 x 1"),
+        ({"batch_size": 64, "nodes": 3}, "nodes x nproc_per_node x accumulate = 3 x 1 x 1"),
+        ({"batch_size": 64, "nodes": 4, "min_nodes": 2}, "= 3 x 1 x 1 (min_nodes 2: so many may train)"),
+        ({"nodes": 2, "min_nodes": 3}, "min_nodes 3 is more than nodes 2"),
+        ({"min_nodes": 0}, "greater than or equal to 1"),
+        ({"nproc_per_nod": 2}, "did you mean 'nproc_per_node'"),
         ({"epochs": 3, "warmup_epochs": 3}, "leaves nothing of 3 epochs"),
     ],
 )
@@ -45,6 +50,25 @@ def test_a_wrong_config_names_its_key_and_the_right_one(given: dict[str, Any], t
     with pytest.raises(ConfigInvalid, match="train is not valid") as caught:
         read(given)
     assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(("launched", "workers_here"), [(False, 8), (True, 4)])
+def test_each_worker_of_this_machine_needs_a_gpu(
+    monkeypatch: pytest.MonkeyPatch, launched: bool, workers_here: int
+) -> None:
+    """On a node of a cluster these are its own, elsewhere those of all nodes."""
+    config = read({"nodes": 2, "nproc_per_node": 4})
+    if launched:
+        monkeypatch.setenv("WORLD_SIZE", "8")
+    for gpus in (workers_here - 1, workers_here):
+        monkeypatch.setattr(hardware, "gpu_names", lambda gpus=gpus: ("GPU",) * gpus)
+        unmet = config.unmet()
+        assert (f"this machine has {gpus} GPU(s)" in unmet) == (gpus < workers_here)
+
+
+def test_an_elastic_training_divides_its_batch_for_every_number_of_nodes() -> None:
+    assert read({"batch_size": 48, "nodes": 4, "min_nodes": 2}).workers == 4
+    assert read({"batch_size": 64, "nodes": 4, "nproc_per_node": 2}).workers == 8
 
 
 NO_GPU = pytest.mark.skipif(bool(hardware.gpu_names()), reason="this machine has a GPU")
@@ -55,9 +79,9 @@ NO_GPU = pytest.mark.skipif(bool(hardware.gpu_names()), reason="this machine has
     ("given", "told"),
     [
         ({"device": "cuda"}, "no NVIDIA GPU"),
-        ({"device": "cuda", "nproc": 2}, "no NVIDIA GPU"),
+        ({"device": "cuda", "nproc_per_node": 2}, "no NVIDIA GPU"),
         ({"precision": "fp16"}, "needs a GPU"),
-        ({"nproc": 2}, ""),
+        ({"nproc_per_node": 2}, ""),
         ({"precision": "fp32"}, ""),
     ],
 )

@@ -21,7 +21,7 @@ VIT = {
     "architecture": "vit",
     "arguments": {"image_size": 8, "patch": 2, "dim": 16, "depth": 1, "heads": 2},
 }
-CONFIG = TrainConfig(model=VIT, epochs=12, learning_rate=0.05, nproc=2, checkpoint_every_s=3600)
+CONFIG = TrainConfig(model=VIT, epochs=12, learning_rate=0.05, nproc_per_node=2, checkpoint_every_s=3600)
 
 
 def workers(attempt: Attempt) -> list[int]:
@@ -47,7 +47,7 @@ def wait_until_gone(pids: list[int]) -> None:
 
 
 def test_two_workers_stop_and_resume_and_end_where_one_process_ends(trainer: Make) -> None:
-    alone = trainer(CONFIG.model_copy(update={"nproc": 1}))
+    alone = trainer(CONFIG.model_copy(update={"nproc_per_node": 1}))
     together, disturbed = trainer(CONFIG, threads=2), trainer(CONFIG, threads=2)
     alone.finish()
     finished = together.finish()
@@ -75,6 +75,40 @@ def test_two_workers_stop_and_resume_and_end_where_one_process_ends(trainer: Mak
     assert "resuming in epoch" in disturbed.finish().log.read_text()
     assert disturbed.weights == together.weights
     assert disturbed.history == together.history
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
+def test_a_training_goes_on_with_another_number_of_workers(trainer: Make, before: int, after: int) -> None:
+    """As on a cluster where a node is lost or comes back. One long epoch: it is interrupted in the middle."""
+    config = TrainConfig(model=VIT, epochs=1, batch_size=4, learning_rate=0.01, checkpoint_every_s=3600)
+    undisturbed, disturbed = trainer(config), trainer(config, threads=2)
+    undisturbed.finish()
+
+    disturbed.config = config.model_copy(update={"nodes": before, "min_nodes": 1})
+    attempt = disturbed.start()
+    attempt.wait_for_progress()
+    assert attempt.send(signal.SIGTERM) == 143
+    disturbed.config = config.model_copy(update={"nodes": after, "min_nodes": 1})
+    told = disturbed.finish().log.read_text()
+    assert f"with {after} workers instead of {before}" in told
+
+    [row], [expected] = disturbed.history, undisturbed.history
+    assert row["loss"] == pytest.approx(expected["loss"], rel=0.01)
+    assert row["train_accuracy"] == pytest.approx(expected["train_accuracy"], abs=0.02)
+    one, two = load(undisturbed.weights), load(disturbed.weights)
+    for name, weights in one.items():
+        assert (weights - two[name]).abs().max() < 2e-2 * weights.abs().max(), name
+
+
+def test_nodes_on_one_machine_are_its_processes(trainer: Make) -> None:
+    same_workers = trainer(CONFIG.model_copy(update={"epochs": 1}), threads=2)
+    nodes = CONFIG.model_copy(update={"epochs": 1, "nodes": 2, "nproc_per_node": 1, "min_nodes": 1})
+    on_nodes = trainer(nodes, threads=2)
+    same_workers.finish()
+    told = on_nodes.finish().log.read_text()
+    assert on_nodes.weights == same_workers.weights
+    assert "2 nodes x 1 workers: 2 processes of this machine stand in for them" in told
+    assert "min_nodes is for a cluster and does nothing here" in told
 
 
 def test_workers_die_with_the_stage(trainer: Make) -> None:

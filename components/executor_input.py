@@ -1,0 +1,183 @@
+"""A step of Kubeflow Pipelines v2: what its launcher passes as `{{$}}`, and what it reads back.
+
+The launcher has put input artifacts on this machine's disk, uploads what lies at the paths of the output
+artifacts, and reads `executor_output.json`, whose scalar metadata KFP shows on the run's page.
+"""
+
+from __future__ import annotations
+
+import html
+import json
+import math
+import re
+import shutil
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, Field, ValidationError
+
+from components.artifacts import Manifest
+from components.errors import UsageError
+
+OUT = "out"  # the artifact that a stage writes
+METRICS, HTML, SUMMARY = "metrics", "html", "summary"  # what else a component may declare, for KFP's page
+MAX_HTML_BYTES = 256 * 1000  # what KFP's page shows
+_MOUNTS = {"s3://": "/s3/", "gs://": "/gcs/", "minio://": "/minio/"}
+_BETWEEN = "__"
+
+
+class _RuntimeArtifact(BaseModel):
+    name: str = ""
+    uri: str = ""
+    metadata: dict[str, Any] = Field(default_factory=dict)
+    custom_path: str = Field(default="", alias="customPath")
+
+    def path(self) -> Path:
+        """Where the launcher keeps it on this machine's disk."""
+        path = self.custom_path or self.uri
+        for scheme, mount in _MOUNTS.items():
+            if path.startswith(scheme):
+                path = mount + path.removeprefix(scheme)
+        if not path.startswith("/") or ".." in path.split("/"):
+            raise UsageError(
+                f"the artifact {self.name or self.uri!r} has no path on this machine",
+                why=f"{self.uri!r} is none of {', '.join(_MOUNTS)}, and no absolute path",
+            )
+        return Path(path)
+
+
+class _Artifacts(BaseModel):
+    artifacts: tuple[_RuntimeArtifact, ...] = ()
+
+
+class _Inputs(BaseModel):
+    artifacts: dict[str, _Artifacts] = Field(default_factory=dict)
+
+
+class _Outputs(_Inputs):
+    output_file: str = Field(alias="outputFile", min_length=1)
+
+
+class ExecutorInput(BaseModel):
+    """The part of KFP's ExecutorInput that concerns artifacts."""
+
+    inputs: _Inputs = _Inputs()
+    outputs: _Outputs
+
+    def input_paths(
+        self, inputs: Mapping[str, bool], names: Mapping[str, str]
+    ) -> dict[str, str | dict[str, str]]:
+        """The paths of a stage's inputs, by parameter and key.
+
+        inputs: as in contract.StageSignature. names: what each artifact of a mapping is called there, in
+        order; see `artifact_names`. Raises UsageError for an artifact that belongs to no input.
+        """
+        paths = {
+            name: str(given.artifacts[0].path())
+            for name, given in self.inputs.artifacts.items()
+            if given.artifacts
+        }
+        absent = [name for name in names if name not in paths]
+        if absent:
+            raise UsageError(f"--names has {absent[0]!r}", why="the executor input has no such artifact")
+        found: dict[str, str | dict[str, str]] = {}
+        for name in [*names, *sorted(paths.keys() - names.keys())]:
+            parameter, _, rest = name.partition(_BETWEEN)
+            if inputs.get(name) is False:
+                found[name] = paths[name]
+            elif rest and inputs.get(parameter):
+                mapping = found.setdefault(parameter, {})
+                assert isinstance(mapping, dict)
+                mapping[names.get(name, rest)] = paths[name]
+            else:
+                raise UsageError(f"the stage has no input for the artifact {name!r}")
+        return found
+
+    def out(self) -> str:
+        """The path where the stage's artifact is to be. Raises UsageError if there is no such output."""
+        return str(self._output(OUT).path())
+
+    def _output(self, name: str) -> _RuntimeArtifact:
+        given = self.outputs.artifacts.get(name, _Artifacts())
+        if not given.artifacts:
+            raise UsageError(f"the executor input has no output artifact {name!r}")
+        return given.artifacts[0]
+
+    def deliver(self, stage: str, manifest: Manifest) -> None:
+        """Write what KFP's page shows of the artifact at `out`, and `executor_output.json`."""
+        scalars = {name: _scalar(value) for name, value in manifest.metrics.items()}
+        metadata: dict[str, dict[str, Any]] = {OUT: {"digest": manifest.digest, **scalars}, METRICS: scalars}
+        if stage == "report":
+            self._show_report(self._output(OUT).path(), str(manifest.spec["title"]))
+        shown = {
+            name: self._output(name).model_copy(
+                update={"metadata": {**self._output(name).metadata, **metadata.get(name, {})}}
+            )
+            for name in self.outputs.artifacts
+        }
+        answer = {
+            "artifacts": {
+                name: {"artifacts": [artifact.model_dump(include={"name", "uri", "metadata"})]}
+                for name, artifact in shown.items()
+            }
+        }
+        _write(Path(self.outputs.output_file), json.dumps(answer, allow_nan=False))
+
+    def _show_report(self, report: Path, title: str) -> None:
+        """Fill the outputs `html` and `summary`, where the component has them."""
+        from components.report.summary import markdown
+
+        summary = markdown(title, json.loads((report / "figures.json").read_text()))
+        if SUMMARY in self.outputs.artifacts:
+            _write(self._output(SUMMARY).path(), summary)
+        if HTML in self.outputs.artifacts:
+            page, place = report / "report.html", self._output(HTML).path()
+            if page.stat().st_size <= MAX_HTML_BYTES:
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(page, place)
+            else:
+                _write(place, _instead_of(page, summary))
+
+
+def read_executor_input(text: str) -> ExecutorInput:
+    """Raises UsageError if `text` is no ExecutorInput of KFP v2."""
+    try:
+        return ExecutorInput.model_validate_json(text)
+    except ValidationError as error:
+        first = error.errors(include_url=False, include_input=False)[0]
+        where = ".".join(str(part) for part in first["loc"])
+        raise UsageError(
+            "--executor-input is no executor input of KFP v2", why=f"{where or 'the whole'}: {first['msg']}"
+        ) from None
+
+
+def artifact_names(parameter: str, keys: Iterable[str]) -> dict[str, str]:
+    """How a KFP component calls the artifacts of a mapping: {"engines__fp32_onnx": "fp32/onnx"}, in order."""
+    names: dict[str, str] = {}
+    for key in keys:
+        plain = parameter + _BETWEEN + re.sub(r"[^a-z0-9]+", "_", key.lower()).strip("_")
+        name, count = plain, 2
+        while name in names:
+            name, count = f"{plain}_{count}", count + 1
+        names[name] = key
+    return names
+
+
+def _scalar(value: float) -> float | str:
+    return value if math.isfinite(value) else str(value)  # JSON has no word for the others
+
+
+def _instead_of(page: Path, summary: str) -> str:
+    size_kb, limit_kb = page.stat().st_size / 1000, MAX_HTML_BYTES // 1000
+    return (
+        '<!doctype html><html lang="en"><meta charset="utf-8"><title>Report</title>'
+        f"<p>The report has {size_kb:,.0f} KB, and this page shows {limit_kb} KB at most."
+        f" It is <code>{page.name}</code> in the artifact <code>{OUT}</code> of this step.</p>"
+        f"<pre>{html.escape(summary)}</pre></html>\n"
+    )
+
+
+def _write(file: Path, text: str) -> None:
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")

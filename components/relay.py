@@ -1,0 +1,95 @@
+"""Passing on, from a thread, the events that a stage and the processes it starts append to a file."""
+
+from __future__ import annotations
+
+import json
+import sys
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from types import TracebackType
+from typing import Any, Self
+
+EVENT_PREFIX = "#hpml "  # of a line on stdout that is an event, and no part of the log
+
+_EVERY_S = 0.2
+
+Listener = Callable[[dict[str, Any]], None]
+
+
+class Relay:
+    """While entered, calls every listener with each event that is appended to the file; see contract.Events.
+
+    Leaving passes on the last ones. A listener that cannot go on (a full disk, a closed pipe) is dropped with
+    a line on stderr: the stage is not to fail of it.
+    """
+
+    def __init__(self, file: Path, listeners: Sequence[Listener]) -> None:
+        self._file, self._listeners = file, list(listeners)
+        self._offset = file.stat().st_size if file.exists() else 0  # what an earlier attempt said is told
+        self._stop = threading.Event()
+        self._thread = threading.Thread(target=self._keep_passing_on, name="events", daemon=True)
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._stop.set()
+        self._thread.join()
+
+    def _keep_passing_on(self) -> None:
+        while not self._stop.wait(_EVERY_S):
+            self._pass_on()
+        self._pass_on()
+
+    def _pass_on(self) -> None:
+        for event in self._new_events():
+            for listener in tuple(self._listeners):
+                try:
+                    listener(event)
+                except OSError as error:
+                    self._listeners.remove(listener)
+                    print(f"events are no longer passed on: {error}", file=sys.stderr, flush=True)
+
+    def _new_events(self) -> list[dict[str, Any]]:
+        """A line that is still being written is left for the next time."""
+        try:
+            with self._file.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        return [json.loads(line) for line in whole.splitlines()]
+
+
+def print_event(event: dict[str, Any]) -> None:
+    """Write `event` to stdout as a line of its own, which executors tell from the log by EVENT_PREFIX."""
+    sys.stdout.flush()
+    sys.stdout.write(f"{EVENT_PREFIX}{json.dumps(event)}\n")
+    sys.stdout.flush()
+
+
+_FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
+    "progress": {"done": int, "total": int, "unit": str, "note": str},
+    "metric": {"name": str, "value": (int, float), "index": int, "time_s": (int, float)},
+    "failed": {"message": str, "exit_code": int, "traceback": str},
+    "finished": {"digest": str, "metrics": dict},
+}
+
+
+def read_event(line: str) -> dict[str, Any] | None:
+    """The event that a line of a log is, its fields checked; None if it is an ordinary line."""
+    if not line.startswith(EVENT_PREFIX):
+        return None
+    try:
+        event = json.loads(line.removeprefix(EVENT_PREFIX))
+        fields = _FIELDS[event["event"]]
+        whole = all(isinstance(event[name], expected) for name, expected in fields.items())
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None
+    return event if whole else None

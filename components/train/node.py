@@ -1,0 +1,55 @@
+"""Be one node of a training on several: torchrun, with an exit code that says whether another try could help.
+
+    python -m components.train.node -m components train ...
+
+Options of torchrun come from the environment (PET_NNODES, PET_RDZV_ENDPOINT and so on), as training operators
+set it. torchrun itself ends with 1 whatever happened. Here the exit code is that of the worker that failed
+first (3, 4, 5: it would fail again), or ExitCode.TERMINATED if another try resumes from the last checkpoint:
+after a signal, and when another node or the store was gone. The operators restart a pod for a code of 128 and
+above only.
+"""
+
+from __future__ import annotations
+
+import signal
+import sys
+from collections.abc import Sequence
+from typing import NoReturn
+
+from components.errors import ExitCode
+
+PASSING = {ExitCode.UNAVAILABLE, ExitCode.INTERRUPTED, ExitCode.TERMINATED}
+
+
+def main(arguments: Sequence[str]) -> None:
+    """Run torchrun with `arguments`. Raises SystemExit as the module says, unless all went well."""
+    signal.signal(signal.SIGTERM, _leave)  # the first process of a container has no handlers but its own
+    from torch.distributed import DistError, run
+    from torch.distributed.elastic.multiprocessing.api import SignalException
+    from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
+    from torch.distributed.elastic.rendezvous import RendezvousError
+
+    try:
+        run.main(list(arguments))
+    except ChildFailedError as error:
+        _, failure = error.get_first_failure()
+        raise SystemExit(exit_code(failure.exitcode)) from None
+    except SignalException as error:
+        print(f"this node was stopped by {signal.Signals(error.sigval).name}", flush=True)
+        raise SystemExit(ExitCode.TERMINATED) from None
+    except (RendezvousError, DistError) as error:
+        print(f"the other nodes cannot be reached: {' '.join(str(error).split())}", flush=True)
+        raise SystemExit(ExitCode.TERMINATED) from None
+
+
+def exit_code(worker: int) -> int:
+    """The exit code of a node whose first failed worker ended with `worker`; -n: by signal n."""
+    return ExitCode.TERMINATED if worker < 0 or worker in PASSING else worker
+
+
+def _leave(_signal: int, _frame: object) -> NoReturn:
+    raise SystemExit(ExitCode.TERMINATED)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,503 @@
+"""Runs a plan at a place: what is stored is not run again, what may run side by side does, MLflow is told."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from components import tracking
+from components.errors import ExitCode, HpmlError
+from components.tracking import Outbox, store_identity
+from pipelines import run_record
+from pipelines.place import Ended, Held, Place, Watcher
+from pipelines.plan import Node, Plan
+from pipelines.provenance import Material, code_of, explain, material_of
+from pipelines.resources import resources_of
+from pipelines.run_record import FINISHED, RunRecord, Status, StepRecord
+from pipelines.store import copy_out
+
+_POLL_S = 0.1
+_GRACE_S = 15.0
+_LAST_TRACKING_S = 30.0
+_TELL_AFTER_S = 2.0
+_MLFLOW_STATUS: Mapping[Status, tracking.Status] = {
+    "done": "FINISHED",
+    "failed": "FAILED",
+    "interrupted": "KILLED",
+}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """How a plan is to be run.
+
+    home: the workspace. import_paths: folders of the user's own modules. max_parallel: steps at once, None
+    for as many as there are CPUs. force: steps to run although they are cached. tracking_uri: where MLflow
+    is; empty: the run is not tracked. registry_uri: where the model registry is, tracked or not.
+    becomes_latest: whether "latest" is this run from now on.
+    """
+
+    home: Path
+    import_paths: tuple[str, ...] = ()
+    max_parallel: int | None = None
+    force: frozenset[str] = frozenset()
+    tracking_uri: str = ""
+    registry_uri: str = ""
+    becomes_latest: bool = True
+
+
+@dataclass
+class _Running:
+    """A step that has a process."""
+
+    node: Node
+    material: Material
+    locks: tuple[Held, ...]
+    delivered: str
+    events: EventTail
+    threads: int
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """What a run would do with one step: "cached", "would run", or "depends" on what comes before it."""
+
+    step: str
+    outcome: str
+    reasons: tuple[str, ...]
+
+
+def forecast(plan: Plan, settings: Settings, place: Place) -> list[Forecast]:
+    """What a run of `plan` would find in the store of `place`, without running anything."""
+    digests: dict[str, str] = {}
+    answers = []
+    for node in plan.nodes.values():
+        unknown = [parent for parent in node.parents() if parent not in digests]
+        if unknown:
+            answers.append(Forecast(node.name, "depends", (f"on what {', '.join(unknown)} will write",)))
+            continue
+        material = _material(node, digests, settings, place)
+        digest = None if node.name in settings.force else place.store.lookup(material.key)
+        if digest:
+            digests[node.name] = digest
+            answers.append(Forecast(node.name, "cached", ()))
+        else:
+            reasons = _why_miss(node, material, settings, place)
+            answers.append(Forecast(node.name, "would run", reasons))
+    return answers
+
+
+def _material(node: Node, digests: Mapping[str, str], settings: Settings, place: Place) -> Material:
+    inputs = {
+        name: digests[source]
+        if isinstance(source, str)
+        else {key: digests[step] for key, step in source.items()}
+        for name, source in node.inputs.items()
+    }
+    registry = store_identity(settings.registry_uri) if resources_of(node.stage).registry else ""
+    return material_of(
+        node,
+        inputs,
+        import_paths=settings.import_paths,
+        registry=registry,
+        surroundings=place.surroundings(node.stage),
+    )
+
+
+def _why_miss(node: Node, material: Material, settings: Settings, place: Place) -> tuple[str, ...]:
+    if node.name in settings.force:
+        return ("it was forced",)
+    reasons = explain(material, place.store.last_material(node.name))
+    return tuple(reasons) or ("its stored result is gone or damaged",)
+
+
+class Execution:
+    """One run of a plan at a place, which it closes. Use once."""
+
+    def __init__(
+        self, plan: Plan, record: RunRecord, settings: Settings, watcher: Watcher, place: Place
+    ) -> None:
+        self._plan, self._settings, self._watcher = plan, settings, watcher
+        self._place, self._store = place, place.store
+        self._record = record
+        self._folder = settings.home / record.id
+        self._digests: dict[str, str] = {}
+        self._running: dict[int, _Running] = {}
+        self._told_waiting: set[str] = set()
+        self._outbox_file = self._folder / "tracking.jsonl"
+        self._outbox: Outbox | None = None  # opened when the first step is really run
+        self._sender: subprocess.Popen[bytes] | None = None
+        self._stop: signal.Signals | None = None
+
+    # --------------------------------------------------------------------------------------- the whole run
+
+    def execute(self) -> RunRecord:
+        """Run what is not in the store. A failed step blocks those that need it; the others go on."""
+        (self._folder / "logs").mkdir(parents=True, exist_ok=True)
+        if self._settings.becomes_latest:
+            _point_latest(self._settings.home, self._record.id)
+        self._save()
+        with self._store.in_use(), self._signals():
+            try:
+                while self._unfinished() and not self._stop:
+                    self._settle()
+                    self._launch()
+                    self._collect(_POLL_S)
+                if self._stop:
+                    self._interrupt()
+                self._end()
+            finally:
+                self._place.close(self._record.status)
+                if self._sender:
+                    self._sender.kill()  # what it has not sent, the next run sends
+        return self._record
+
+    @contextlib.contextmanager
+    def _signals(self) -> Iterator[None]:
+        """SIGINT and SIGTERM end the run in order; a second one does not wait for checkpoints."""
+
+        def handle(number: int, _frame: object) -> None:
+            if self._stop:
+                for job in self._running:
+                    self._place.signal(job, signal.SIGKILL)
+            self._stop = signal.Signals(number)
+
+        old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
+        try:
+            yield
+        finally:
+            for number, handler in old.items():
+                signal.signal(number, handler)
+
+    def _unfinished(self) -> bool:
+        return any(step.status in ("waiting", "running") for step in self._record.steps.values())
+
+    # --------------------------------------------------------------------------------- from waiting to done
+
+    def _settle(self) -> None:
+        """Block what can no longer run, and take from the store what is there, until nothing changes."""
+        for node in self._waiting():
+            statuses = [self._record.steps[parent].status for parent in node.parents()]
+            if any(status in ("failed", "blocked") for status in statuses):
+                self._change(node.name, status="blocked")
+            elif all(status in FINISHED for status in statuses) and not self._record.steps[node.name].key:
+                self._look_up(node)
+
+    def _look_up(self, node: Node) -> None:
+        material = _material(node, self._digests, self._settings, self._place)
+        digest = None if node.name in self._settings.force else self._store.lookup(material.key)
+        if digest:
+            self._succeed(node, "cached", digest, key=material.key)
+        else:
+            reasons = _why_miss(node, material, self._settings, self._place)
+            self._change(node.name, key=material.key, reasons=reasons)
+
+    def _waiting(self) -> list[Node]:
+        return [
+            self._plan.nodes[name] for name, step in self._record.steps.items() if step.status == "waiting"
+        ]
+
+    def _launch(self) -> None:
+        """Start every step that is ready, as far as CPUs, `max_parallel` and exclusiveness allow."""
+        ready = [node for node in self._waiting() if self._record.steps[node.name].key]
+        for node in ready:
+            if self._fits(node):
+                self._start(node)
+        self._place.prepare(tuple(self._waiting()))
+
+    def _fits(self, node: Node) -> bool:
+        running = self._running.values()
+        if any(resources_of(other.node.stage).exclusive for other in running):
+            return False
+        if resources_of(node.stage).exclusive:
+            return not running
+        cpus = self._place.cpus
+        limit = self._settings.max_parallel or cpus
+        if limit is not None and len(running) >= limit:
+            return False
+        used = sum(other.threads for other in running)
+        return cpus is None or used + self._place.threads(node.stage) <= cpus
+
+    def _start(self, node: Node) -> None:
+        material = _material(node, self._digests, self._settings, self._place)
+        locks = self._locks(node, material)
+        if not locks:  # look again at the next turn
+            if node.name not in self._told_waiting:
+                self._watcher.say(f"{node.name} waits for another run in this workspace")
+                self._told_waiting.add(node.name)
+            return
+        digest = None if node.name in self._settings.force else self._store.lookup(material.key)
+        if digest:
+            _release(locks)
+            self._succeed(node, "cached", digest, key=material.key)
+            return
+        self._change(node.name, status="running", key=material.key, started_at_s=time.time())
+        delivered = self._store.incoming(node.name)
+        events = self._folder / "logs" / f"{node.name}.events.jsonl"
+        argument = self._job(node, material, delivered, events)
+        self._start_tracking()
+        job = self._place.start(node, argument, self._folder / "logs" / f"{node.name}.log")
+        self._running[job] = _Running(
+            node, material, locks, delivered, EventTail(events), argument["threads"]
+        )
+        if self._outbox:
+            self._outbox.step_started(node.name, argument["config"])
+
+    def _locks(self, node: Node, material: Material) -> tuple[Held, ...]:
+        """The right to compute this key, and to use the machine beside other runs; empty if not now."""
+        computing = self._store.try_lock(material.key)
+        if computing is None:
+            return ()
+        machine = self._store.try_machine(alone=resources_of(node.stage).exclusive)
+        if machine is None:
+            computing.release()
+            return ()
+        return computing, machine
+
+    def _job(self, node: Node, material: Material, delivered: str, events: Path) -> dict[str, Any]:
+        """The fields of components.__main__.Job."""
+        code = code_of(node.run.__module__, self._settings.import_paths)
+        return {
+            "run": node.run_path,
+            "config": node.config.model_dump(mode="json"),
+            "inputs": {
+                name: self._location_of(source)
+                if isinstance(source, str)
+                else {key: self._location_of(step) for key, step in source.items()}
+                for name, source in node.inputs.items()
+            },
+            "out": delivered,
+            "scratch": self._store.scratch(material.key),
+            "events": str(events),
+            "threads": self._place.threads(node.stage),
+            "import_paths": self._settings.import_paths,
+            "code_digest": code.digest,
+            "libraries": self._place.surroundings(node.stage).versions(code),
+        }
+
+    def _location_of(self, step: str) -> str:
+        return self._store.location(self._digests[step])
+
+    def _collect(self, timeout_s: float) -> None:
+        """Hear from running steps: progress and metrics, then the ends of those that ended."""
+        if not self._running:
+            if self._waiting():  # only for other runs
+                time.sleep(timeout_s)
+            return
+        ended = self._place.ended(timeout_s)
+        for running in self._running.values():
+            self._hear(running)
+        for end in ended:
+            if end.job in self._running:
+                self._finish(end)
+        self._look_after_sender()
+
+    def _hear(self, running: _Running) -> None:
+        for event in running.events.read():
+            if event["event"] == "progress":
+                self._watcher.progressed(running.node.name, event)
+            elif event["event"] == "metric" and self._outbox:
+                self._outbox.metric(
+                    running.node.name, event["name"], event["value"], event["index"], event["time_s"]
+                )
+
+    # ------------------------------------------------------------------------------------- how a step ended
+
+    def _finish(self, end: Ended) -> None:
+        running = self._running.pop(end.job)
+        self._hear(running)
+        name = running.node.name
+        seconds = time.time() - self._record.steps[name].started_at_s
+        self._change(name, quiet=True, seconds=seconds, peak_rss_bytes=end.peak_rss_bytes)
+        try:
+            if end.exit_code == 0:
+                digest = self._store.accept(running.delivered, running.material.key, running.material, name)
+                if not end.peak_rss_bytes:  # the place cannot tell; the step could
+                    lineage = self._store.manifest(digest).lineage
+                    self._change(name, quiet=True, peak_rss_bytes=lineage.peak_rss_bytes)
+                self._succeed(running.node, "done", digest, key=running.material.key)
+            else:
+                self._fail(running, end)
+        except HpmlError as error:  # the step did its work, and the store did not take it
+            self._change(name, status="failed", error=str(error), exit_code=int(error.exit_code))
+        finally:
+            _release(running.locks)
+        if self._outbox:
+            step = self._record.steps[name]
+            metrics = self._store.manifest(step.digest).metrics if step.digest else {}
+            tags = {"artifact": step.digest} if step.digest else {"error": step.error}
+            self._outbox.step_ended(name, _MLFLOW_STATUS[step.status], metrics, seconds, tags)
+
+    def _succeed(self, node: Node, status: Status, digest: str, *, key: str) -> None:
+        self._digests[node.name] = digest
+        deliver = resources_of(node.stage).deliver
+        if deliver:
+            copy_out(self._store.open(digest), self._folder / deliver)
+        self._change(node.name, status=status, digest=digest, key=key)
+
+    def _fail(self, running: _Running, end: Ended) -> None:
+        name = running.node.name
+        code, message = _cause(running, end)
+        interrupted = code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED) and self._stop is not None
+        self._change(
+            name, status="interrupted" if interrupted else "failed", error=message, exit_code=int(code)
+        )
+        folder = self._folder / "rejected" / name
+        if self._store.keep_rejected(running.delivered, folder):
+            self._watcher.say(f"what {name} refused is kept in {folder}")
+
+    def _interrupt(self) -> None:
+        """Ask the running steps to save and stop; give them time; whatever remains is killed."""
+        self._watcher.say("stopping: running steps save what they have (Ctrl-C again to kill them)")
+        for job in self._running:
+            self._place.signal(job, signal.SIGTERM)
+        deadline = time.monotonic() + _GRACE_S
+        while self._running and time.monotonic() < deadline:
+            self._collect(_POLL_S)
+        for job in self._running:
+            self._place.signal(job, signal.SIGKILL)
+        while self._running:
+            self._collect(_POLL_S)
+        for node in self._waiting():
+            self._change(node.name, quiet=True, status="interrupted")
+
+    # ---------------------------------------------------------------------------------------- book-keeping
+
+    def _end(self) -> None:
+        statuses = {step.status for step in self._record.steps.values()}
+        status: Status = "done"
+        if "failed" in statuses:
+            status = "failed"
+        elif self._stop:
+            status = "interrupted"
+        seconds = time.time() - self._record.started_at_s
+        failure = first_failure(self._record)
+        exit_code = failure[1].exit_code if failure else 128 + self._stop if self._stop else 0
+        self._record = self._record.model_copy(
+            update={"status": status, "seconds": seconds, "exit_code": exit_code}
+        )
+        self._save()
+        self._end_tracking()
+
+    def _change(self, name: str, *, quiet: bool = False, **fields: Any) -> None:
+        step = self._record.steps[name].model_copy(update=fields)
+        self._record = self._record.model_copy(update={"steps": {**self._record.steps, name: step}})
+        if not quiet and "status" in fields:
+            self._save()
+            self._watcher.step_changed(name, step)
+
+    def _save(self) -> None:
+        run_record.save(self._settings.home, self._record)
+
+    def _start_tracking(self) -> None:
+        """When the first step is really run: if all are cached, nothing was done and nothing is tracked."""
+        if self._outbox or not self._settings.tracking_uri or self._place.tracks:
+            return
+        self._outbox = Outbox(self._outbox_file)
+        self._outbox.run_started(self._record.id, self._record.recipe, {})
+        told = (str(os.getpid()), str(self._outbox_file), self._settings.tracking_uri, *self._unsent())
+        with self._tracking_log.open("ab") as log:
+            self._sender = subprocess.Popen(
+                [sys.executable, "-P", "-m", "pipelines.sender", *told],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,  # Ctrl-C is for the executor, whose last events it still sends
+            )
+
+    @property
+    def _tracking_log(self) -> Path:
+        return self._folder / "logs" / "tracking.log"
+
+    def _unsent(self) -> list[str]:
+        """The outboxes of earlier runs that MLflow has not taken whole."""
+        outboxes = sorted(self._settings.home.glob(f"*/{self._outbox_file.name}"))
+        return [
+            str(file)
+            for file in outboxes
+            if file != self._outbox_file
+            and not file.parent.is_symlink()
+            and tracking.unsent(file, self._settings.tracking_uri)
+        ]
+
+    def _end_tracking(self) -> None:
+        """Let the sender send the rest, for a bounded time. What remains is sent by a later run."""
+        if not self._outbox:
+            return
+        self._outbox.run_ended(_MLFLOW_STATUS[self._record.status])
+        begun, told = time.monotonic(), False
+        while self._sender and time.monotonic() - begun < _LAST_TRACKING_S:
+            time.sleep(_POLL_S)
+            self._look_after_sender()
+            if self._sender and not told and time.monotonic() - begun > _TELL_AFTER_S:
+                self._watcher.say("waiting for MLflow to take the last events")
+                told = True
+        if self._sender:
+            self._watcher.say(
+                f"tracking: MLflow has not answered or not taken all in {_LAST_TRACKING_S:.0f} s;"
+                " the next run sends the rest"
+            )
+
+    def _look_after_sender(self) -> None:
+        if self._sender and self._sender.poll() is not None:
+            if self._sender.returncode:
+                said = self._tracking_log.read_text().splitlines()[-1:]
+                self._watcher.say(f"tracking: {' '.join(said)}; they are kept for the next run")
+            self._sender = None
+
+
+def _release(locks: tuple[Held, ...]) -> None:
+    for lock in locks:
+        lock.release()
+
+
+class EventTail:
+    """Reads what a running step appends to its events file."""
+
+    def __init__(self, path: Path) -> None:
+        self._path, self._offset = path, 0
+        self.failure: Mapping[str, Any] | None = None
+
+    def read(self) -> list[dict[str, Any]]:
+        """The whole lines that came since the last call. The step's failure, if told, is kept aside."""
+        try:
+            with self._path.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        events = [json.loads(line) for line in whole.splitlines()]
+        self.failure = next((event for event in events if event["event"] == "failed"), self.failure)
+        return events
+
+
+def _cause(running: _Running, end: Ended) -> tuple[int, str]:
+    """The exit code and the sentence of a step that failed: what it said itself, or what became of it."""
+    failure = running.events.failure
+    if failure:
+        return failure["exit_code"], failure["message"]
+    return ExitCode.STAGE_FAILED, end.cause
+
+
+def _point_latest(home: Path, run: str) -> None:
+    """Make `<home>/latest` a link to the newest run."""
+    part = home / f".latest.{run}"
+    part.symlink_to(run)
+    part.replace(home / "latest")
+
+
+def first_failure(record: RunRecord) -> tuple[str, StepRecord] | None:
+    """The step that failed first, and its record."""
+    failed = [(name, step) for name, step in record.steps.items() if step.status == "failed"]
+    return min(failed, key=lambda item: item[1].started_at_s + item[1].seconds, default=None)

@@ -1,0 +1,201 @@
+"""The container executor with a stand-in for podman, which runs each stage's command line as a process."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import os
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+import pytest
+import stub_engine
+from conftest import Listener
+
+from components.errors import ConfigInvalid, ExitCode, Unavailable
+from components.prepare import stage as prepare
+from components.train import stage as train
+from pipelines import recipe, run_record
+from pipelines.container import Containers, quantity_bytes
+from pipelines.execution import Execution, Settings
+from pipelines.local import Processes
+from pipelines.place import Place
+from pipelines.plan import Plan, Step, trace
+from pipelines.recipe import LoadedRecipe
+from pipelines.resources import RESOURCES
+from pipelines.run_record import RunRecord
+
+_RECIPE = """
+data: digits
+train: {model: {architecture: cnn, arguments: {width: 4}}, epochs: 1, seed: 3}
+cluster:
+  images: {cpu: "hpml-test:1"}
+  stages: {train: {memory: 1500Mi}}
+"""
+
+
+@pytest.fixture
+def engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """`podman` is the stand-in; its folder."""
+    folder, programs = tmp_path / "engine", tmp_path / "bin"
+    folder.mkdir()
+    programs.mkdir()
+    podman = programs / "podman"
+    podman.write_text(f'#!/bin/sh\nexec {sys.executable} {stub_engine.__file__} "$@"\n')
+    podman.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{programs}:{os.environ['PATH']}")
+    monkeypatch.setenv("STUB_ENGINE", str(folder))
+    return folder
+
+
+@pytest.fixture
+def loaded(tmp_path: Path) -> LoadedRecipe:
+    file = tmp_path / "small.yaml"
+    file.write_text(_RECIPE)
+    return recipe.load(file)
+
+
+def two_steps(loaded: LoadedRecipe) -> Plan:
+    def graph(step: Step[str], recipe: recipe.Recipe) -> None:
+        step(train.run, recipe.train, data=step(prepare.run, recipe.data))
+
+    return trace(graph, loaded.recipe)
+
+
+def execute(loaded: LoadedRecipe, settings: Settings, place: Place, listener: Listener) -> RunRecord:
+    plan = two_steps(loaded)
+    record = run_record.start(settings.home, run_record.new_run_id("small"), "small", "", plan)
+    return Execution(plan, record, settings, listener, place).execute()
+
+
+def settings_in(home: Path) -> Settings:
+    return Settings(home=home)
+
+
+def materials(home: Path) -> dict[str, Any]:
+    keys = [json.loads(file.read_text())["material"] for file in (home / ".store" / "keys").iterdir()]
+    return {material["stage"]: material for material in keys}
+
+
+def calls(engine: Path, verb: str) -> list[list[str]]:
+    lines = [json.loads(line) for line in (engine / "calls.jsonl").read_text().splitlines()]
+    return [call[1:] for call in lines if call[0] == verb]
+
+
+def values(call: list[str], flag: str) -> list[str]:
+    return [after for before, after in itertools.pairwise(call) if before == flag]
+
+
+def test_same_results_and_keys_apart_from_the_image(
+    engine: Path, loaded: LoadedRecipe, tmp_path: Path
+) -> None:
+    contained, plain = settings_in(tmp_path / "contained"), settings_in(tmp_path / "plain")
+    listener = Listener()
+    boxed = execute(loaded, contained, Containers(loaded, contained, listener), listener)
+    bare = execute(loaded, plain, Processes(plain.home), Listener())
+    assert [step.status for step in boxed.steps.values()] == ["done", "done"], boxed
+    assert [step.digest for step in boxed.steps.values()] == [step.digest for step in bare.steps.values()]
+    assert all(step.peak_rss_bytes for step in boxed.steps.values())
+    for stage, material in materials(contained.home).items():
+        image = material.pop("image")
+        assert image == stub_engine.IMAGES["hpml-test:1"].removeprefix("sha256:")
+        assert material == materials(plain.home)[stage]
+    events = contained.home / boxed.id / "logs" / "train.events.jsonl"
+    assert '"metric"' in events.read_text()
+
+    again = execute(loaded, contained, Containers(loaded, contained, listener), listener)
+    assert [step.status for step in again.steps.values()] == ["cached", "cached"]
+
+
+def test_what_a_container_may_do_and_see(engine: Path, loaded: LoadedRecipe, tmp_path: Path) -> None:
+    settings = settings_in(tmp_path / "runs")
+    record = execute(loaded, settings, Containers(loaded, settings, Listener()), Listener())
+    dataset = record.steps["prepare"].digest
+    call = next(call for call in calls(engine, "run") if "train" in call)
+    assert {"--read-only"} <= set(call)
+    assert values(call, "--network") == ["none"]
+    assert values(call, "--cap-drop") == ["all"]
+    assert values(call, "--security-opt") == ["no-new-privileges"]
+    assert values(call, "--user") == [f"{os.getuid()}:{os.getgid()}"]
+    assert values(call, "--memory") == [str(1500 * 2**20)]
+    assert int(values(call, "--cpus")[0]) >= 1
+    mounted = {
+        volume.rpartition(":")[0].partition(":")[0]: volume.rpartition(":")[2]
+        for volume in values(call, "--volume")
+    }
+    store = settings.home / ".store"
+    writable = {place for place, mode in mounted.items() if mode == "rw"}
+    assert mounted[str(store / "objects" / dataset)] == "ro"
+    assert str(settings.home) not in mounted and str(store) not in mounted
+    assert str(store / "incoming") in writable and len(writable) == 3
+    assert len(calls(engine, "rm")) == 2
+
+
+def test_an_image_that_is_not_there(engine: Path, loaded: LoadedRecipe, tmp_path: Path) -> None:
+    loaded = recipe.load(loaded.file, ("cluster.images.cpu=absent:1",))
+    settings = settings_in(tmp_path / "runs")
+    with pytest.raises(ConfigInvalid, match=r"no image absent:1 on this machine.*make images"):
+        Containers(loaded, settings, Listener()).check(two_steps(loaded))
+
+
+def test_an_image_of_other_code(
+    engine: Path, loaded: LoadedRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("pipelines.container.source_digest", lambda: "another")
+    with pytest.raises(ConfigInvalid, match=r"holds other code than this installation.*make images"):
+        Containers(loaded, settings_in(tmp_path / "runs"), Listener()).check(two_steps(loaded))
+
+
+def test_no_engine(loaded: LoadedRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(Unavailable, match="neither podman nor docker is installed"):
+        Containers(loaded, settings_in(tmp_path / "runs"), Listener())
+
+
+def test_a_container_that_is_killed_for_its_memory(
+    engine: Path, loaded: LoadedRecipe, tmp_path: Path
+) -> None:
+    (engine / "oom").touch()
+    loaded = recipe.load(loaded.file, ("train.epochs=5000",))
+    settings, listener = settings_in(tmp_path / "runs"), Listener()
+    place = Containers(loaded, settings, listener)
+
+    def kill_the_training() -> None:
+        for _ in range(600):
+            found = list((engine / "containers").glob("hpml-train-*"))
+            if found:
+                os.kill(int(found[0].read_text()), 9)
+                return
+            threading.Event().wait(0.1)
+
+    killer = threading.Thread(target=kill_the_training)
+    killer.start()
+    record = execute(loaded, settings, place, listener)
+    killer.join()
+    failed = record.steps["train"]
+    assert failed.status == "failed" and failed.exit_code == ExitCode.STAGE_FAILED
+    assert "limit of 1500Mi of memory" in failed.error and "cluster.stages" in failed.error
+
+
+def test_a_container_that_does_not_start(engine: Path, loaded: LoadedRecipe, tmp_path: Path) -> None:
+    settings = settings_in(tmp_path / "runs")
+    place = Containers(loaded, settings, Listener())
+    place.check(two_steps(loaded))
+    (engine / "refuse").touch()
+    record = execute(loaded, settings, place, Listener())
+    assert "its container was not started: the container engine refused it" in record.steps["prepare"].error
+    assert record.steps["train"].status == "blocked"
+
+
+@pytest.mark.parametrize(
+    ("quantity", "size"),
+    [("1Gi", 2**30), ("1500Mi", 1500 * 2**20), ("2G", 2 * 10**9), ("0.5Gi", 2**29), ("7", 7)],
+)
+def test_quantities(quantity: str, size: int) -> None:
+    assert quantity_bytes(quantity) == size
+
+
+def test_every_stage_has_a_memory_that_can_be_read() -> None:
+    assert all(quantity_bytes(row.memory) >= 2**30 for row in RESOURCES.values())
