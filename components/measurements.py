@@ -242,18 +242,18 @@ class CeilingsSpec(Config):
         )
         return found.rate if found else None
 
-    def arithmetic_roof(self, precision: str, *, threads: int) -> Roof | None:
-        """`arithmetic` of the CPU, or what stands in for it."""
-        known = self.arithmetic(precision, threads=threads)
-        alone = self.arithmetic(precision, threads=1)
-        same = (point for point in self.gemms if (point.precision, point.device) == (precision, "cpu"))
+    def arithmetic_roof(self, precision: str, *, threads: int, device: str = "cpu") -> Roof | None:
+        """`arithmetic`, or what stands in for it."""
+        known = self.arithmetic(precision, threads=threads, device=device)
+        alone = self.arithmetic(precision, threads=1, device=device)
+        same = (point for point in self.gemms if (point.precision, point.device) == (precision, device))
         return _roof(known, alone, same, threads)
 
-    def bandwidth_roof(self, level: str, *, threads: int) -> Roof | None:
-        """`bandwidth` of a level of the CPU's memory, or what stands in for it."""
-        known = self.bandwidth(level, threads=threads)
-        alone = self.bandwidth(level, threads=1)
-        same = (point for point in self.bandwidths if (point.level, point.device) == (level, "cpu"))
+    def bandwidth_roof(self, level: str, *, threads: int, device: str = "cpu") -> Roof | None:
+        """`bandwidth` of a level of the memory, or what stands in for it."""
+        known = self.bandwidth(level, threads=threads, device=device)
+        alone = self.bandwidth(level, threads=1, device=device)
+        same = (point for point in self.bandwidths if (point.level, point.device) == (level, device))
         return _roof(known, alone, same, threads)
 
 
@@ -288,13 +288,16 @@ class LayerFigures(Config):
     """One layer of an engine: what it computes, what it moves, how long it takes."""
 
     name: str
-    op: str  # as the runtime calls it: "Conv", "QLinearConv", "FusedConv", "aten::convolution"
+    op: str  # as the runtime calls it: "Conv", "QLinearConv", "aten::convolution", "CaskConvolution"
     precision: Literal["fp32", "fp16", "bf16", "int8"]
     flops: int  # 2 per multiply-accumulate
     bytes: int  # weights, inputs and outputs, each once
-    time_us: float  # a request, mean of the middle half, less what the profiler adds
+    time_us: float  # a request, mean of the middle half; of ONNX Runtime less what its profiler adds
     bound: Literal["compute", "memory", "overhead"] | None = None  # None: the machine has no ceiling for it
     share_of_roof: float | None = None  # of what the roofs allow it; None where it does no arithmetic
+    nodes: tuple[str, ...] = ()  # TensorRT's: the nodes of the ONNX graph that were fused into it
+    formats: str = ""  # TensorRT's: the types and layouts of what goes in and out
+    kernel: str = ""  # TensorRT's: the tactic that runs it
 
 
 class Finding(Config):
@@ -310,6 +313,7 @@ class EngineDiagnosis(Config):
 
     status: Literal["diagnosed", "not diagnosed"]
     reason: str = ""  # why it was not
+    device: Literal["cpu", "cuda"] = "cpu"  # whose ceilings it is under
     batch: int = 1
     flops: int = 0
     bytes: int = 0

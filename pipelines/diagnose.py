@@ -87,8 +87,9 @@ def _show_engine(name: str, one: EngineDiagnosis, threads: int) -> None:
     console.out.print(Text(name, style="bold"), soft_wrap=True)
     _say(one.verdict)
     share = "An unknown share" if one.share_of_roof is None else f"{100 * one.share_of_roof:.0f} %"
+    ceiling = f"the ceiling with {_plural(threads, 'thread')}" if one.device == "cpu" else "the GPU's ceiling"
     _say(
-        f"{share} of the ceiling with {_plural(threads, 'thread')} at batch {one.batch}: "
+        f"{share} of {ceiling} at batch {one.batch}: "
         f"{plain(one.flops / 1e6)} million operations and {plain(one.bytes / 1e6)} MB in "
         f"{plain(one.time_us / 1e3)} ms"
     )

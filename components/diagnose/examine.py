@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
@@ -11,7 +12,7 @@ from components.artifacts import Artifact, DatasetSpec, EngineSpec
 from components.contract import Output, Result, validate
 from components.diagnose.facts import Facts, Peer
 from components.diagnose.layers import Profile
-from components.diagnose.roofs import Judged, Roofs, model_bound, total
+from components.diagnose.roofs import Device, Judged, Roofs, model_bound, total
 from components.diagnose.rules import findings
 from components.diagnose.stage import DiagnoseConfig
 from components.diagnose.verdict import verdict
@@ -24,8 +25,16 @@ from components.measurements import (
     MeasurementsSpec,
 )
 from components.targets import AnyTarget
+from components.targets.tensorrt import GRAPH
+
+if TYPE_CHECKING:
+    from components.targets.tensorrt_engine import PlanSession
 
 _IMAGES = 32  # distinct test images that the requests cycle through
+_LAUNCHES_ONLY = (
+    "it runs on a GPU by ONNX Runtime, whose profiler sees there how long launching a node takes and not how "
+    "long it runs: the published packages are built without NVIDIA's CUPTI"
+)
 
 Engines = Mapping[str, Artifact[EngineSpec]]
 
@@ -39,37 +48,51 @@ def examine(
     out: Output,
 ) -> Result[DiagnosisSpec]:
     """Diagnose all engines; see `components.diagnose.stage.run`."""
-    roofs = Roofs(ceilings, threads=measured.threads)
+    roofs: dict[Device, Roofs] = {}
     diagnoses = {}
+    notes = []
     for index, (name, engine) in enumerate(engines.items()):
-        reason = _why_not(name, engine.spec, measured)
+        reason = _why_not(name, engine, measured)
         if reason:
             diagnoses[name] = EngineDiagnosis(status="not diagnosed", reason=reason)
         else:
             profile = _profiled(config, engine, measured.threads, data, out)
-            facts = _facts(name, engines, measured, profile, roofs)
+            device = _device(engine.spec)
+            roofs.setdefault(device, Roofs(ceilings, threads=measured.threads, device=device))
+            facts = facts_of(name, engines, measured, profile, roofs[device])
             diagnoses[name] = _diagnosis(facts, layers=config.layers)
+            notes += [f"{name}: {note}" for note in profile.notes]
         out.progress(index + 1, len(engines), "engines", name)
-    spec = DiagnosisSpec(threads=measured.threads, engines=diagnoses, notes=roofs.stand_ins())
+    notes = [note for of_device in roofs.values() for note in of_device.notes()] + notes
+    spec = DiagnosisSpec(threads=measured.threads, engines=diagnoses, notes=tuple(notes))
     shares = {name: one.share_of_roof for name, one in diagnoses.items()}
     metrics = {f"share_of_roof/{name}": share for name, share in shares.items() if share is not None}
     return Result(spec, metrics=metrics)
 
 
-def _why_not(name: str, engine: EngineSpec, measured: MeasurementsSpec) -> str:
+def _why_not(name: str, engine: Artifact[EngineSpec], measured: MeasurementsSpec) -> str:
     """Why an engine cannot be diagnosed; empty if it can."""
-    figures = measured.engines.get(name)
-    if engine.status != "built":
-        return f"not built: {engine.reason}"
+    spec, figures = engine.spec, measured.engines.get(name)
+    if spec.status != "built":
+        return f"not built: {spec.reason}"
     if measured.invalid:
         return f"the measurement is invalid: {measured.invalid}"
     if figures is None or figures.latency_ms_p50 is None:
         return "its latency at batch 1 was not measured"
-    if engine.target["target"] not in ("eager", "onnx"):
-        return f"layers of {engine.target['target']} run on a GPU, and layers are timed on the CPU only"
-    if not engine.identity["device"].startswith("cpu"):
-        return f"it runs on {engine.identity['device']}, and layers are timed on the CPU only"
+    target = spec.target["target"]
+    if target == "tensorrt":
+        return "" if GRAPH in engine.manifest.files else f"it holds no {GRAPH}; export it again"
+    if target == "onnx" and _device(spec) == "cuda":
+        return _LAUNCHES_ONLY
+    if target not in ("eager", "onnx"):
+        return f"layers of {target} cannot be timed"
+    if _device(spec) != "cpu":
+        return f"it runs on {spec.identity['device']}, and layers of {target} are timed on the CPU only"
     return ""
+
+
+def _device(engine: EngineSpec) -> Device:
+    return "cpu" if engine.identity["device"].startswith("cpu") else "cuda"
 
 
 def _profiled(
@@ -88,6 +111,12 @@ def _profiled(
         from components.diagnose import torch_profile
 
         return torch_profile.profile(session, x_nchw, threads=threads, config=config)
+    if target.target == "tensorrt":
+        from components.diagnose import tensorrt_profile
+
+        return tensorrt_profile.profile(
+            cast("PlanSession", session), engine.path / GRAPH, engine.spec.input, x_nchw, config=config
+        )
     from components.diagnose import onnx_profile
 
     return onnx_profile.profile(
@@ -98,7 +127,10 @@ def _profiled(
 # -------------------------------------------------------------------------------------------------- the facts
 
 
-def _facts(name: str, engines: Engines, measured: MeasurementsSpec, profile: Profile, roofs: Roofs) -> Facts:
+def facts_of(
+    name: str, engines: Engines, measured: MeasurementsSpec, profile: Profile, roofs: Roofs
+) -> Facts:
+    """All that was measured of the engine `name`, its layers under `roofs`."""
     figures = measured.engines[name]
     assert figures.latency_ms_p50 is not None
     time_us = 1e3 * figures.latency_ms_p50.value
@@ -115,8 +147,9 @@ def _facts(name: str, engines: Engines, measured: MeasurementsSpec, profile: Pro
         time_us=time_us,
         roof_us=total([judged.roof_us for judged in layers]),
         bound=model_bound(layers, time_us),
+        device=roofs.device,
         threads=measured.threads,
-        lanes=vector_lanes(),
+        lanes=vector_lanes() if roofs.device == "cpu" else None,
         peaks={precision: peak for precision, peak in peaks.items() if peak is not None},
         sign_rates=roofs.sign_rates(),
         unquantized=_peer(name, engines, measured, without={"quantize"}) if "quantize" in methods else None,
@@ -153,6 +186,7 @@ def _diagnosis(facts: Facts, *, layers: int) -> EngineDiagnosis:
     kept = sorted(index for index, _ in by_time[:layers])
     return EngineDiagnosis(
         status="diagnosed",
+        device=facts.device,
         flops=sum(judged.layer.flops for judged in facts.layers),
         bytes=sum(judged.layer.bytes for judged in facts.layers),
         time_us=round(facts.time_us, 3),
@@ -177,6 +211,9 @@ def _layer_figures(judged: Judged) -> LayerFigures:
         time_us=round(layer.time_us, 3),
         bound=judged.bound,
         share_of_roof=_rounded(judged.share_of_roof),
+        nodes=layer.nodes,
+        formats=layer.formats,
+        kernel=layer.kernel,
     )
 
 

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from components.artifacts import EngineSpec
 from components.diagnose.layers import Profile
-from components.diagnose.onnx_counts import CONVERSIONS, LAYOUT
-from components.diagnose.roofs import Bound, Judged
+from components.diagnose.roofs import Bound, Device, Judged
 from components.measurements import EngineFigures
 
 # Work that the ceilings allow to be done in less: starting a kernel and waking its threads takes as long.
@@ -34,9 +33,10 @@ class Peer:
 class Facts:
     """What is known of an engine.
 
-    time_us: p50 of the benchmark at batch 1. peaks: the fastest GEMM of each precision, Gflop/s. lanes: fp32
-    numbers in a vector of this CPU. unquantized: the engine of the same network in fp32; unpruned: that of
-    the network before channels were removed, in the same precision; both on the same target.
+    time_us: p50 of the benchmark at batch 1. device: what it runs on, whose ceilings the layers are under.
+    peaks: the fastest GEMM of each precision, Gflop/s. lanes: fp32 numbers in a vector of this CPU; None on a
+    GPU. unquantized: the engine of the same network before it was quantized; unpruned: that of the network
+    before channels were removed, in the same precision; both on the same target.
     """
 
     name: str
@@ -47,8 +47,9 @@ class Facts:
     time_us: float
     roof_us: float | None
     bound: Bound | None
+    device: Device
     threads: int
-    lanes: int
+    lanes: int | None
     peaks: Mapping[str, float]
     sign_rates: tuple[float, float] | None = (
         None  # int8 GEMM with signed and with unsigned activations, Gflop/s
@@ -83,12 +84,12 @@ class Facts:
     @property
     def conversions(self) -> tuple[Judged, ...]:
         """Layers that quantize or dequantize."""
-        return tuple(judged for judged in self.layers if judged.layer.op in CONVERSIONS)
+        return tuple(judged for judged in self.layers if judged.layer.role == "conversion")
 
     @property
     def reorders(self) -> tuple[Judged, ...]:
         """Layers that only lay out their input anew."""
-        return tuple(judged for judged in self.layers if judged.layer.op in LAYOUT)
+        return tuple(judged for judged in self.layers if judged.layer.role == "layout")
 
     @property
     def in_fp32(self) -> tuple[Judged, ...]:
@@ -96,7 +97,7 @@ class Facts:
         return tuple(
             judged
             for judged in self.layers
-            if judged.layer.precision == "fp32" and judged.layer.flops and judged.layer.op not in CONVERSIONS
+            if judged.layer.precision == "fp32" and judged.layer.flops and judged.layer.role != "conversion"
         )
 
     @property

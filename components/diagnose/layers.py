@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from typing import Literal
 
 Precision = Literal["fp32", "fp16", "bf16", "int8"]
+# What a layer without arithmetic is there for: to quantize or dequantize, or to lay its input out anew.
+Role = Literal["", "conversion", "layout"]
 
 
 @dataclass(frozen=True)
@@ -15,7 +17,7 @@ class Layer:
 
     flops: 2 per multiply-accumulate, of the channels that the network has; a kernel may compute more to fill
     its vectors. time_us: a request's, see `typical_us`. in_channels, out_channels: of a convolution or a
-    product with a weight matrix, 0 of all else.
+    product with a weight matrix, 0 of all else. nodes, formats, kernel: see `LayerFigures`.
     """
 
     name: str
@@ -28,6 +30,10 @@ class Layer:
     in_channels: int = 0
     out_channels: int = 0
     groups: int = 1
+    role: Role = ""
+    nodes: tuple[str, ...] = ()
+    formats: str = ""
+    kernel: str = ""
 
     @property
     def bytes(self) -> int:
@@ -39,16 +45,17 @@ class Layer:
 class Profile:
     """The layers of an engine in the order they run, and two comparisons, each timed in turns.
 
-    one_thread_us and all_threads_us: a whole request without the profiler. signed_us and unsigned_us: the
-    same, on one thread, of an int8 engine as it is and with its activations shifted to uint8; None where
-    they are uint8 already.
+    one_thread_us and all_threads_us: a whole request without the profiler; None on a GPU. signed_us and
+    unsigned_us: the same, on one thread, of an int8 engine as it is and with its activations shifted to
+    uint8; None where they are uint8 already, and on a GPU. notes: what a reader of the layers should know.
     """
 
     layers: tuple[Layer, ...]
-    one_thread_us: float
-    all_threads_us: float
+    one_thread_us: float | None = None
+    all_threads_us: float | None = None
     signed_us: float | None = None
     unsigned_us: float | None = None
+    notes: tuple[str, ...] = ()
 
 
 def typical_us(durations_us: Sequence[float]) -> float:

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
+from components.diagnose.layers import Role
+
 Shape = tuple[int, ...]
 
 CONVOLUTIONS = {"Conv": 1, "FusedConv": 1, "NhwcFusedConv": 1, "ConvInteger": 1, "QLinearConv": 3}
@@ -23,10 +25,10 @@ PRODUCTS = {
     "QGemm": 3,
 }  # op -> which of its inputs is the weights
 CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
-LAYOUT = frozenset({"ReorderInput", "ReorderOutput", "Transpose"})
+_LAYOUT = frozenset({"ReorderInput", "ReorderOutput", "Transpose"})
 
 _VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Shape"})  # move no data
-_MOVES = LAYOUT | {"Cast", "Concat", "Expand", "Gather", "Pad", "Slice", "Split", "Tile", "QLinearConcat"}
+_MOVES = _LAYOUT | {"Cast", "Concat", "Expand", "Gather", "Pad", "Slice", "Split", "Tile", "QLinearConcat"}
 _PER_INPUT = frozenset({"ReduceMean", "ReduceSum", "ReduceMax", "GlobalAveragePool", "GlobalMaxPool"}) | {
     "QLinearGlobalAveragePool"
 }
@@ -63,6 +65,17 @@ class Node:
 def is_quantized(op: str) -> bool:
     """Whether `op` computes with int8 numbers."""
     return op.startswith("QLinear") or op in _QUANTIZED_WITHOUT_PREFIX
+
+
+def role(op: str) -> Role:
+    """Whether `op` quantizes or dequantizes, or only lays its input out anew."""
+    return "conversion" if op in CONVERSIONS else "layout" if op in _LAYOUT else ""
+
+
+def layer_name(weights: str) -> str:
+    """The layer of the network that a weight belongs to: "layer1.0.conv1" of "layer1.0.conv1.weight"."""
+    layer, found, _ = weights.partition(".weight")
+    return layer if found else ""
 
 
 def is_view(op: str) -> bool:

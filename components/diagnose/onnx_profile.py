@@ -219,7 +219,7 @@ def _layer(
     constant_bytes = sum(graph.constants[tensor][1] for tensor in proto.input if tensor in graph.constants)
     moving = [tensors[tensor] for tensor in dict.fromkeys(proto.input) if tensor in tensors] or fed[:1]
     return Layer(
-        name=_layer_name(weights_name) or name,
+        name=onnx_counts.layer_name(weights_name) or name,
         op=proto.op_type,
         precision=_precision(proto.op_type, given),
         flops=onnx_counts.flops(node),
@@ -229,13 +229,8 @@ def _layer(
         in_channels=in_channels,
         out_channels=out_channels,
         groups=groups,
+        role=onnx_counts.role(proto.op_type),
     )
-
-
-def _layer_name(weights: str) -> str:
-    """The layer of the network that a weight belongs to: "layer1.0.conv1" of "layer1.0.conv1.weight"."""
-    layer, found, _ = weights.partition(".weight")
-    return layer if found else ""
 
 
 def _bytes(tensors: Shapes) -> int:

@@ -10,9 +10,10 @@ from dataclasses import dataclass
 from typing import Literal
 
 from components.diagnose.layers import Layer
-from components.measurements import CeilingsSpec
+from components.measurements import CeilingsSpec, Roof
 
 Bound = Literal["compute", "memory", "overhead"]
+Device = Literal["cpu", "cuda"]
 
 # Where the roofs explain less of the time than this, something else takes most of it.
 EXPLAINED = 0.5
@@ -66,21 +67,28 @@ def bound_of(
 
 
 class Roofs:
-    """The ceilings of this machine's CPU with `threads` threads.
+    """The ceilings of this machine's CPU with `threads` threads, or of its GPU.
 
-    Where one was not stable something stands in for it, and `stand_ins` says what.
+    Where one was not stable something stands in for it, and `notes` say what.
     """
 
-    def __init__(self, ceilings: CeilingsSpec, *, threads: int) -> None:
-        self._ceilings, self._threads = ceilings, threads
+    def __init__(self, ceilings: CeilingsSpec, *, threads: int, device: Device = "cpu") -> None:
+        self.device = device
+        self._ceilings, self._threads = ceilings, threads if device == "cpu" else 1
         # Sorted by size, so that the first that holds some bytes is the smallest.
         self._levels = sorted(
-            (point.working_set_bytes, point.level) for point in ceilings.bandwidths if point.device == "cpu"
+            (point.working_set_bytes, point.level) for point in ceilings.bandwidths if point.device == device
         )
+
+    def _arithmetic(self, precision: str) -> Roof | None:
+        return self._ceilings.arithmetic_roof(precision, threads=self._threads, device=self.device)
+
+    def _bandwidth(self, level: str) -> Roof | None:
+        return self._ceilings.bandwidth_roof(level, threads=self._threads, device=self.device)
 
     def gflop_per_s(self, precision: str) -> float | None:
         """The fastest measured matrix product."""
-        roof = self._ceilings.arithmetic_roof(precision, threads=self._threads)
+        roof = self._arithmetic(precision)
         return roof.rate if roof else None
 
     def gb_per_s(self, working_set_bytes: int) -> float | None:
@@ -91,7 +99,7 @@ class Roofs:
         faster = [name for size, name in self._levels if size < working_set_bytes]
         fitting = [name for size, name in self._levels if size >= working_set_bytes][:1]
         for level in (*fitting, *dict.fromkeys(reversed(faster))):
-            roof = self._ceilings.bandwidth_roof(level, threads=self._threads)
+            roof = self._bandwidth(level)
             if roof:
                 return roof.rate
         return None
@@ -101,26 +109,37 @@ class Roofs:
         rates: dict[str, float] = {}
         for point in self._ceilings.gemms:
             sign = point.library.rpartition(" ")[2]
-            if sign in ("S8S8", "U8S8") and point.threads == self._threads and point.gflop_per_s:
+            ours = (point.device, point.threads) == (self.device, self._threads)
+            if sign in ("S8S8", "U8S8") and ours and point.gflop_per_s:
                 rates[sign] = max(rates.get(sign, 0.0), point.gflop_per_s.value)
         return (rates["S8S8"], rates["U8S8"]) if len(rates) == 2 else None
 
-    def stand_ins(self) -> tuple[str, ...]:
-        """What stands in for ceilings that were not stable, in words."""
+    def notes(self) -> tuple[str, ...]:
+        """What a reader of the shares should know: what stands in for ceilings that were not stable."""
+        whose = self._whose()
         roofs = {
-            f"{precision} arithmetic": self._ceilings.arithmetic_roof(precision, threads=self._threads)
-            for precision in ("fp32", "int8")
+            f"{precision} arithmetic": self._arithmetic(precision)
+            for precision in (("fp32", "int8") if self.device == "cpu" else ("fp32", "fp16", "int8"))
         } | {
-            f"{level} bandwidth": self._ceilings.bandwidth_roof(level, threads=self._threads)
+            f"{level} bandwidth": self._bandwidth(level)
             for level in dict.fromkeys(name for _, name in self._levels)
         }
         unknown = [what for what, roof in roofs.items() if roof is None]
-        notes = [f"not known: {', '.join(unknown)}"] if unknown else []
+        notes = [f"ceilings of {whose} not known: {', '.join(unknown)}"] if unknown else []
         for stand_in in dict.fromkeys(roof.stand_in for roof in roofs.values() if roof and roof.stand_in):
             which = [what for what, roof in roofs.items() if roof and roof.stand_in == stand_in]
-            notes.append(f"not stable, so {stand_in} stands in: {', '.join(which)}")
-        threads = "one thread" if self._threads == 1 else f"{self._threads} threads"
-        return tuple(f"ceilings of {threads} {note}" for note in notes)
+            notes.append(f"ceilings of {whose} not stable, so {stand_in} stands in: {', '.join(which)}")
+        if self.device == "cuda":
+            notes.append(
+                "the ceilings of the GPU are those of its memory, not of its caches: "
+                "a layer that finds its data in a cache may be above its ceiling"
+            )
+        return tuple(notes)
+
+    def _whose(self) -> str:
+        if self.device == "cuda":
+            return "the GPU"
+        return "one thread" if self._threads == 1 else f"{self._threads} threads"
 
     def judge(self, layer: Layer, *, all_weight_bytes: int) -> Judged:
         """`layer` under the roofs, of an engine whose weights have `all_weight_bytes`.

@@ -156,10 +156,10 @@ def _slow_kernels(facts: Facts) -> Evidence | None:
 
 
 def _below_int8_ceiling(facts: Facts) -> Evidence | None:
-    """int8 gained less than the machine's int8 GEMM promises over its fp32 GEMM."""
-    if facts.unquantized is None or not {"int8", "fp32"} <= set(facts.peaks):
+    """int8 gained less than the machine's int8 GEMM promises over that of what was quantized."""
+    if facts.unquantized is None or not {"int8", facts.unquantized.spec.precision} <= set(facts.peaks):
         return None
-    ceiling = facts.peaks["int8"] / facts.peaks["fp32"]
+    ceiling = facts.peaks["int8"] / facts.peaks[facts.unquantized.spec.precision]
     reached = facts.unquantized.time_us / facts.time_us
     if ceiling <= 1 or reached > 0.8 * ceiling:
         return None
@@ -211,7 +211,7 @@ def _fp32_in_int8(facts: Facts) -> Evidence | None:
 def _stem(facts: Facts) -> Evidence | None:
     """The first convolution sees an image: too few channels to fill a vector."""
     first = next((judged for judged in facts.weighted if judged.layer.groups == 1), None)
-    if first is None or first.layer.in_channels > _FEW_CHANNELS or "Conv" not in first.layer.op.title():
+    if first is None or first.layer.in_channels > _FEW_CHANNELS or "conv" not in first.layer.op.lower():
         return None
     if facts.share([first]) < WORTH_IT or first.share_of_roof is None or first.share_of_roof > 0.5:
         return None
@@ -225,6 +225,8 @@ def _stem(facts: Facts) -> Evidence | None:
 
 def _lanes(facts: Facts) -> Evidence | None:
     """Channels are computed in whole vectors; what does not fill its last one is computed for nothing."""
+    if facts.lanes is None:
+        return None
     inner = facts.weighted[:-1]  # the last layer has as many outputs as there are classes
     layers = [
         judged
@@ -277,15 +279,15 @@ def _layout(facts: Facts) -> Evidence | None:
     )
 
 
-def _slower_than_fp32(facts: Facts) -> Evidence | None:
-    """int8 has a lower throughput than fp32 of the same network, beyond their intervals."""
+def _slower_than_unquantized(facts: Facts) -> Evidence | None:
+    """int8 has a lower throughput than the same network before it, beyond their intervals."""
     if facts.unquantized is None:
         return None
-    fp32 = {item.batch: item.images_per_s for item in facts.unquantized.figures.throughput}
+    before = {item.batch: item.images_per_s for item in facts.unquantized.figures.throughput}
     worse = [
-        (item.batch, item.images_per_s, fp32[item.batch])
+        (item.batch, item.images_per_s, before[item.batch])
         for item in facts.figures.throughput
-        if item.batch in fp32 and _below(item.images_per_s, fp32[item.batch])
+        if item.batch in before and _below(item.images_per_s, before[item.batch])
     ]
     if not worse:
         return None
@@ -319,7 +321,7 @@ def _pruned_not_faster(facts: Facts) -> Evidence | None:
 def _idle_threads(facts: Facts) -> Evidence | None:
     """More threads than a request at batch 1 has work for."""
     one_us, all_us = facts.profile.one_thread_us, facts.profile.all_threads_us
-    if facts.threads == 1 or all_us < _CLEARLY * one_us:
+    if facts.threads == 1 or one_us is None or all_us is None or all_us < _CLEARLY * one_us:
         return None
     compared = "slower" if _CLEARLY * all_us > one_us else "no faster"
     return Evidence(
@@ -398,7 +400,11 @@ RULES: tuple[Rule, ...] = (
         "channel counts that fill whole vectors stay in the runtime's own layout; so do neighbours that it "
         "knows in the same precision",
     ),
-    Rule("slower-than-fp32", _slower_than_fp32, "use the fp32 engine at these batch sizes"),
+    Rule(
+        "slower-than-unquantized",
+        _slower_than_unquantized,
+        "use the engine that is not quantized at these batch sizes",
+    ),
     Rule(
         "pruned-not-faster",
         _pruned_not_faster,

@@ -21,7 +21,8 @@ def verdict(facts: Facts, found: tuple[Found, ...]) -> str:
 
 def _bound_in_words(facts: Facts) -> str:
     if facts.roof_us is None or facts.bound is None:
-        return f"The machine has no stable ceilings for {facts.threads} threads to compare with"
+        whose = f"for {facts.threads} threads" if facts.device == "cpu" else "of its GPU"
+        return f"The machine has no stable ceilings {whose} to compare with"
     time = milliseconds(facts.time_us)
     if facts.bound == "overhead":
         mostly_dispatch = facts.dispatch_us > (facts.whole_us - facts.roof_us) / 2

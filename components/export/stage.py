@@ -37,7 +37,11 @@ def run(
             "precision": built.precision,
             "identity": built.identity,
             "notes": built.notes,
-            "size_bytes": sum(file.stat().st_size for file in out.path.rglob("*") if file.is_file()),
+            "size_bytes": sum(
+                file.stat().st_size
+                for file in out.path.rglob("*")
+                if file.is_file() and file.name not in built.companions
+            ),
         }
     )
     return _judged(config, spec, _answers(config, spec, model, data, out), built)

@@ -48,17 +48,26 @@ class Point:
 
 @dataclass(frozen=True)
 class _Roofs:
-    """The ceilings of a number of threads: GB/s of each level of the memory, Gflop/s of each precision."""
+    """The ceilings of a device: GB/s of each level of its memory, Gflop/s of each precision."""
 
     bandwidths: dict[str, float]
     peaks: dict[str, float]
 
 
 def roofline(
-    ceilings: CeilingsSpec, points: Sequence[Point], *, threads: int, title: str, width: float
+    ceilings: CeilingsSpec,
+    points: Sequence[Point],
+    *,
+    threads: int,
+    title: str,
+    width: float,
+    device: str = "cpu",
 ) -> Element | None:
-    """`points` under the roofs of `threads` threads; None where there are no roofs or no points."""
-    roofs = _roofs(ceilings, threads)
+    """`points` under the roofs of `threads` threads of the CPU, or of the GPU ("cuda").
+
+    None where there are no roofs or no points.
+    """
+    roofs = _roofs(ceilings, threads if device == "cpu" else 1, device)
     shown = [point for point in points if point.flop_per_byte > 0 and point.gflop_per_s > 0]
     if not roofs.bandwidths or not roofs.peaks or not shown:
         return None
@@ -80,12 +89,12 @@ def roofline(
     return picture(width, height, title, drawn)
 
 
-def _roofs(ceilings: CeilingsSpec, threads: int) -> _Roofs:
+def _roofs(ceilings: CeilingsSpec, threads: int, device: str) -> _Roofs:
     """The stable ceilings, the fastest level of the memory first."""
-    levels = dict.fromkeys(point.level for point in ceilings.bandwidths if point.device == "cpu")
-    bandwidths = {level: ceilings.bandwidth_roof(level, threads=threads) for level in levels}
+    levels = dict.fromkeys(point.level for point in ceilings.bandwidths if point.device == device)
+    bandwidths = {level: ceilings.bandwidth_roof(level, threads=threads, device=device) for level in levels}
     peaks = {
-        precision: ceilings.arithmetic_roof(precision, threads=threads)
+        precision: ceilings.arithmetic_roof(precision, threads=threads, device=device)
         for precision in ("fp32", "fp16", "bf16", "int8")
     }
     return _Roofs(

@@ -32,7 +32,8 @@ class Session(Protocol):
 class Built:
     """What a target wrote into the output folder.
 
-    file: what the runtime opens. identity: what the engine is bound to, and the runtime's version.
+    file: what the runtime opens. companions: files beside it that no runtime opens; they do not count as the
+    engine's size. identity: what the engine is bound to, and the runtime's version.
     notes: choices made while building that a reader should know; they are part of the artifact's identity,
     so they hold no timings. metrics: figures behind those choices.
     """
@@ -42,6 +43,7 @@ class Built:
     identity: dict[str, str]
     notes: tuple[str, ...] = field(default_factory=tuple)
     metrics: Mapping[str, float] = field(default_factory=dict)
+    companions: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -37,12 +37,23 @@ class OnnxSession:
         except Exception as error:  # ONNX Runtime's derive from nothing narrower
             reason = " ".join(str(error).split())[:300]
             raise StageFailed(f"ONNX Runtime cannot load {file}", why=reason) from None
+        _check_runs_on(device, self._session.get_providers())
         self._input = self._session.get_inputs()[0].name
 
     def predict(self, x_nchw: NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits, float32 (batch, classes), of float32 images (batch, channels, height, width)."""
         logits: NDArray[np.float32] = self._session.run(None, {self._input: x_nchw})[0]
         return logits
+
+
+def _check_runs_on(device: str, providers: list[str]) -> None:
+    """ONNX Runtime falls back to the CPU where its CUDA libraries do not load; raises StageFailed then."""
+    if device == "cuda" and "CUDAExecutionProvider" not in providers:
+        raise StageFailed(
+            "ONNX Runtime would run on the CPU what was meant for a GPU",
+            why=f"its CUDA provider did not load; there are {', '.join(providers)}",
+            fix="install the CUDA and cuDNN that onnxruntime-gpu asks for, or use the image hpml-gpu",
+        )
 
 
 def session_options(threads: int) -> onnxruntime.SessionOptions:

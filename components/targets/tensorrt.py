@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import importlib.util
+import math
 import tempfile
 from pathlib import Path
-from typing import Literal, Self
+from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -16,7 +17,12 @@ from components.errors import StageFailed
 from components.targets.base import Built, NotBuilt, Precision, Session, Target
 from components.targets.onnx import calibration
 
+if TYPE_CHECKING:
+    import onnx
+
 FILE = "model.plan"
+GRAPH = "graph.onnx"  # what the plan was compiled from, without its weights: says what its layers compute
+_LARGEST_KEPT = 64  # elements of a constant: shapes, axes and scales stay
 
 
 class TensorRT(Target):
@@ -91,8 +97,9 @@ class TensorRT(Target):
                 workspace_bytes=self.workspace_mb * 2**20,
                 timing_cache=Path(self.timing_cache) if self.timing_cache else None,
             )
+            save_graph(without_weights(onnx.load(file)), out.path / GRAPH)
         (out.path / FILE).write_bytes(plan)
-        return Built(FILE, precision, tensorrt_engine.identity())
+        return Built(FILE, precision, tensorrt_engine.identity(), companions=(GRAPH,))
 
     def load(self, folder: Path, engine: EngineSpec, *, threads: int) -> Session:
         """The plan on this machine's GPU. Loading a plan is running code: open verified artifacts only."""
@@ -113,3 +120,18 @@ class TensorRT(Target):
                 fix="export it again on this machine",
             )
         return tensorrt_engine.PlanSession(folder / engine.file, max_batch=self.max_batch)
+
+
+def without_weights(graph: onnx.ModelProto) -> onnx.ModelProto:
+    """`graph` with its weights for inputs: their names and shapes stay, the numbers go."""
+    from onnx import helper
+
+    weights = graph.graph.initializer
+    large = [index for index, tensor in enumerate(weights) if math.prod(tensor.dims) > _LARGEST_KEPT]
+    graph.graph.input.extend(
+        helper.make_tensor_value_info(weights[index].name, weights[index].data_type, weights[index].dims)
+        for index in large
+    )
+    for index in reversed(large):
+        del weights[index]
+    return graph

@@ -80,6 +80,7 @@ def compile_plan(
     config.set_memory_pool_limit(trt.MemoryPoolType.WORKSPACE, workspace_bytes)
     config.builder_optimization_level = optimization_level
     config.clear_flag(trt.BuilderFlag.TF32)  # it would round the products of fp32 layers to 11 bits
+    config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # so that a diagnosis can tell its layers
     profile = builder.create_optimization_profile()
     profile.set_shape(
         spec.name, (1, *spec.shape_chw), (optimal_batch, *spec.shape_chw), (max_batch, *spec.shape_chw)
@@ -94,6 +95,17 @@ def compile_plan(
     if timing_cache:
         write_bytes_atomic(timing_cache, bytes(config.get_timing_cache().serialize()))
     return bytes(plan)
+
+
+class _LayerTimes(trt.IProfiler):  # type: ignore[misc]
+    """Keeps what TensorRT reports of each inference: its layers in the order they ran, and milliseconds."""
+
+    def __init__(self) -> None:
+        trt.IProfiler.__init__(self)
+        self.inferences: list[list[tuple[str, float]]] = []
+
+    def report_layer_time(self, layer_name: str, ms: float) -> None:
+        self.inferences[-1].append((layer_name, ms))
 
 
 class PlanSession:
@@ -113,6 +125,8 @@ class PlanSession:
             names, key=lambda name: engine.get_tensor_mode(name) != trt.TensorIOMode.INPUT
         )
         self._engine, self._context = engine, engine.create_execution_context()
+        # The plan knows its layers in detail; naming them so to NVIDIA's tools would slow each request down.
+        self._context.nvtx_verbosity = trt.ProfilingVerbosity.LAYER_NAMES_ONLY
         self._max_batch = max_batch
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
@@ -133,3 +147,23 @@ class PlanSession:
         if not done:
             raise self._log.failure("TensorRT could not run the engine")
         return answer.numpy()
+
+    def profiled(
+        self, x_nchw: NDArray[np.float32], *, requests: int
+    ) -> tuple[list[list[tuple[str, float]]], str]:
+        """The layers that ran in each of some requests of one image, with their milliseconds on the GPU; and
+        what TensorRT's inspector says of the layers at batch 1, as JSON.
+
+        Requests take longer from then on: with a profiler, TensorRT waits for each.
+        """
+        times = _LayerTimes()
+        self._context.profiler = (
+            times  # reports before a request returns: enqueue_emits_profile is its default
+        )
+        for index in range(requests):
+            row = index % len(x_nchw)
+            times.inferences.append([])
+            self._predict(x_nchw[row : row + 1])
+        inspector = self._engine.create_engine_inspector()
+        inspector.execution_context = self._context  # has shapes, where the plan has a range of them
+        return times.inferences, inspector.get_engine_information(trt.LayerInformationFormat.JSON)

@@ -78,7 +78,7 @@ def remember(home: Path, step: StepRecord) -> RunRecord:
 def home(tmp_path: Path) -> Path:
     """A workspace with one run and its diagnosis."""
     home = tmp_path / "home"
-    folder = Store(home).incoming("diagnose")
+    folder = Path(Store(home).incoming("diagnose"))
     folder.mkdir()
     lineage = Lineage(
         stage="diagnose",

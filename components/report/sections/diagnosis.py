@@ -25,7 +25,7 @@ def diagnosis_section(
     return node(
         "section",
         node("h2", "Why it is not faster"),
-        _engines_chart(diagnosis, ceilings, classes),
+        [_engines_chart(diagnosis, ceilings, classes, device) for device in ("cpu", "cuda")],
         [node("p", f"{_capital(note)}.", class_="warning") for note in diagnosis.notes],
         _verdicts(diagnosis, classes, chosen),
         [_findings(name, one, classes[name]) for name, one in diagnosed.items() if one.findings],
@@ -35,20 +35,24 @@ def diagnosis_section(
 
 
 def _engines_chart(
-    diagnosis: DiagnosisSpec, ceilings: CeilingsSpec, classes: dict[str, str]
+    diagnosis: DiagnosisSpec, ceilings: CeilingsSpec, classes: dict[str, str], device: str
 ) -> Element | None:
     points = [
         Point(name, classes[name], one.flops / one.bytes, one.flops / one.time_us / 1e3)
         for name, one in diagnosis.engines.items()
-        if one.status == "diagnosed" and one.bytes and one.time_us
+        if one.status == "diagnosed" and one.device == device and one.bytes and one.time_us
     ]
+    whose = f"{diagnosis.threads} threads" if device == "cpu" else "the GPU"
     caption = (
-        f"Each engine at batch 1 under the measured ceilings of {diagnosis.threads} threads. Under a slope, "
-        "memory is the limit; under a flat line, arithmetic is; far below both, neither is."
+        f"Each engine at batch 1 under the measured ceilings of {whose}. Under a slope, memory is the limit; "
+        "under a flat line, arithmetic is; far below both, neither is."
     )
     title = "Roofline: arithmetic rate of each engine against its operations per byte"
     return drawing(
-        lambda width: roofline(ceilings, points, threads=diagnosis.threads, title=title, width=width), caption
+        lambda width: roofline(
+            ceilings, points, threads=diagnosis.threads, title=title, width=width, device=device
+        ),
+        caption,
     )
 
 
@@ -122,7 +126,9 @@ def _layers(
         "div",
         node("h3", ["Where the time of ", *breakable(name), " goes"]),
         drawing(
-            lambda width: roofline(ceilings, points, threads=diagnosis.threads, title=title, width=width),
+            lambda width: roofline(
+                ceilings, points, threads=diagnosis.threads, title=title, width=width, device=one.device
+            ),
             caption,
         ),
         _layer_table(slowest[:_LAYERS], one),

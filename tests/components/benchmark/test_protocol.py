@@ -35,7 +35,8 @@ FAST = BenchmarkConfig(
     warmup_requests=2,
     scenarios=(),
     concurrency=(),
-    quiet=Quiet(max_round_slowdown=9, max_drift=9, max_disagreement=9),  # so few requests say little
+    # So few requests say little, and nothing here waits for a quiet moment.
+    quiet=Quiet(max_slowdown=1e9, max_round_slowdown=1e9, max_drift=1e9, max_disagreement=1e9),
 )
 
 
@@ -233,8 +234,8 @@ def test_a_run_that_drifts_is_refused(
         }
 
     monkeypatch.setattr(protocol.Timing, "latencies", drifting)
-    blind = Quiet(max_waited=9, max_stolen=9, max_others=1, max_slowdown=9, max_round_slowdown=9)
-    config = FAST.model_copy(update={"rounds": 20, "quiet": blind, "time_budget_s": 10.0})
+    blind = Quiet(max_waited=1e9, max_stolen=1e9, max_others=1, max_slowdown=1e9, max_round_slowdown=1e9)
+    config = FAST.model_copy(update={"rounds": 20, "launches": 1, "quiet": blind, "time_budget_s": 10.0})
     timed = time_subjects(config, subjects, inputs, out)
     assert "changed by +" in timed.invalid
     assert "one" in timed.invalid

@@ -20,6 +20,7 @@ from components.benchmark.scenarios.base import ROUNDS
 from components.benchmark.scenarios.bisection import PRECISION, Bisection
 from components.benchmark.stage import BenchmarkConfig, Quiet
 from components.benchmark.statistics import samples_needed
+from components.benchmark.watch import Slice
 from components.measurements import ScenarioFigures
 
 MakeBench = Callable[..., Bench]
@@ -159,12 +160,12 @@ def test_every_engine_has_figures_in_every_scenario(digits_bench: MakeBench) -> 
     assert set(measured) == set(names)
     for of_engine in measured.values():
         assert list(of_engine) == list(ANY_MACHINE.scenarios)
-        for figure in of_engine.values():
+        single, multi, offline, server = of_engine.values()
+        for figure in (single, multi, offline):
             assert figure.backend == "ours"
             assert figure.reason == ""
             assert figure.value is not None
             assert 0 < figure.value.low <= figure.value.value <= figure.value.high
-        single, multi, offline, server = of_engine.values()
         assert single.metric == "latency_ms_p90"
         assert single.queries >= 64
         assert (multi.metric, multi.samples_per_query) == ("latency_ms_p99", 8)
@@ -175,7 +176,13 @@ def test_every_engine_has_figures_in_every_scenario(digits_bench: MakeBench) -> 
         assert offline.batch in ANY_MACHINE.batch_sizes
         assert offline.samples_per_query % offline.batch == 0
         assert (server.metric, server.latency_bound_ms) == ("queries_per_s", 40.0)
-        assert server.value.value == server.value.low
+        if (
+            server.value is None
+        ):  # a machine that stands still for 40 ms in one query of a hundred has no rate
+            assert "queries per second" in server.reason
+            continue
+        assert server.reason == ""
+        assert 0 < server.value.value == server.value.low
         assert server.value.high <= PRECISION * server.value.low * (1 + 1e-9)
         assert server.queries >= 662
 
@@ -220,17 +227,27 @@ def test_after_the_time_budget_every_figure_has_its_reason(digits_bench: MakeBen
 
 def test_what_was_measured_before_a_disturbance_counts(digits_bench: MakeBench) -> None:
     config = ANY_MACHINE.model_copy(
-        update={"scenarios": ("SingleStream", "MultiStream", "Server"), "quiet": Quiet(), "concurrency": (1,)}
+        update={
+            "scenarios": ("SingleStream", "MultiStream", "Server"),
+            "quiet": Quiet(max_slowdown=1e9),
+            "concurrency": (1,),
+        }
     )
     bench = digits_bench(config, "fp32/onnx")
     quiet_slices = 1 + ROUNDS + 3 + ROUNDS  # a trial, the closed loop, three trials, SingleStream
-    bench.watch.disturbances = lambda _: ["a hog"] if bench.watch.slices > quiet_slices else []  # type: ignore[method-assign]
-    bench.deadline_s = time.monotonic() + 3.0
+
+    def disturbances(_: Slice) -> list[str]:
+        if bench.watch.slices <= quiet_slices:
+            return []
+        bench.deadline_s = 0.0  # the hog stays for as long as there is time
+        return ["a hog"]
+
+    bench.watch.disturbances = disturbances  # type: ignore[method-assign]
     figures, loops = scenarios.run_all(bench)["fp32/onnx"]
     single, *others = figures
     assert single.value is not None
     for figure in others:
         assert figure.value is None
     assert others[0].reason == "disturbed: the machine was disturbed while fp32/onnx was timed"
-    assert others[1].reason in {others[0].reason, "the time budget was over"}
+    assert others[1].reason == "the time budget was over"
     assert loops[0].requests_per_s is not None

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
 
@@ -112,16 +113,25 @@ def test_processes_that_compute_are_seen_by_an_engine_that_computes_too() -> Non
 def test_a_sleeping_engine_waits_for_nothing_and_the_affinity_is_kept() -> None:
     watch = Watch(Quiet())
     allowed = os.sched_getaffinity(0)
-    sleeper = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+    code = "import time; print(flush=True); time.sleep(60)"
+    sleeper = subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE)
+    assert sleeper.stdout is not None
     try:
-        time.sleep(0.5)
+        sleeper.stdout.readline()
+        while not _sleeps(sleeper.pid):
+            time.sleep(0.01)
         before = watch.snapshot(sleeper.pid)
         time.sleep(0.3)
         seen = watch.between(before, watch.snapshot(sleeper.pid))
     finally:
         sleeper.kill()
         sleeper.wait()
+        sleeper.stdout.close()
     assert seen.waited == 0
     assert os.sched_getaffinity(0) == allowed
     assert set(seen.probe_s) <= allowed
     assert all(took > 0 for took in seen.probe_s.values())
+
+
+def _sleeps(pid: int) -> bool:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] == "S"

@@ -127,8 +127,10 @@ def test_every_kernel_is_measured_with_every_working_set(small_machine: MemoryLe
     assert {size for _, size in found} == set(small_machine.working_sets(1))
     assert {kernel for kernel, _ in found} == {"triad", "dot", "copy"}
     rates = [rate for rate in found.values() if isinstance(rate, float)]
-    assert len(rates) > 0.8 * len(found)
     assert all(math.isfinite(rate) and 0.01 < rate < 1e5 for rate in rates)
+    largest = max(small_machine.working_sets(1))
+    for (_, size), rate in found.items():
+        assert isinstance(rate, float) or (rate.startswith("too short: ") and size < largest)
 
 
 def test_a_working_set_that_memory_has_no_room_for_is_not_measured(small_machine: MemoryLevels) -> None:

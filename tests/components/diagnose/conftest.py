@@ -36,7 +36,8 @@ from components.measurements import (
     Throughput,
 )
 from components.targets import AnyTarget
-from components.targets.onnx_graph import to_int8
+from components.targets.onnx_graph import save_graph, to_int8
+from components.targets.tensorrt import GRAPH, without_weights
 from tests.conftest import LINEAGE
 
 THREADS = 2
@@ -82,6 +83,22 @@ def make_ceilings(
         for precision, rate in (("fp32", gflop_per_s), ("int8", int8_gain * gflop_per_s))
     )
     return CeilingsSpec(hardware={}, bandwidths=bandwidths, gemms=gemms)
+
+
+def make_gpu_ceilings(*, gflop_per_s: float = 50_000.0, gb_per_s: float = 2_000.0) -> CeilingsSpec:
+    """Of a machine with a GPU: fp16 is 2 times as fast there as fp32, int8 is 4 times."""
+    cpu = make_ceilings()
+    on_gpu = {"device": "cuda", "threads": 1}
+    memory = cpu.bandwidths[-1].model_copy(
+        update={**on_gpu, "level": "device", "gb_per_s": interval(gb_per_s)}
+    )
+    gemms = tuple(
+        cpu.gemms[0].model_copy(
+            update={**on_gpu, "precision": precision, "gflop_per_s": interval(gain * gflop_per_s)}
+        )
+        for precision, gain in (("fp32", 1), ("fp16", 2), ("int8", 4))
+    )
+    return cpu.model_copy(update={"bandwidths": (*cpu.bandwidths, memory), "gemms": cpu.gemms + gemms})
 
 
 def sealed(place: Path, spec: Any, kind: str) -> Any:
@@ -172,7 +189,10 @@ MakeEngine = Callable[..., Artifact[EngineSpec]]
 
 @pytest.fixture(scope="session")
 def make_engine(tmp_path_factory: pytest.TempPathFactory) -> MakeEngine:
-    """An engine of a Network in fp32, or in int8 with `activations` "uint8" or "int8"."""
+    """An engine of a Network in fp32, or in int8 with `activations` "uint8" or "int8".
+
+    One for TensorRT has the graph that its plan would be compiled from, and no plan.
+    """
 
     def make(
         network: Network,
@@ -183,19 +203,24 @@ def make_engine(tmp_path_factory: pytest.TempPathFactory) -> MakeEngine:
         macs: int = 0,
         identity: Mapping[str, str] | None = None,
         target: str = "onnx",
+        with_graph: bool = True,
+        precision: str = "",
         missing: str = "",
     ) -> Artifact[EngineSpec]:
         place = tmp_path_factory.mktemp("engine")
         channels = network.shape_chw[0]
         network.write(place / "model.onnx")
+        for_tensorrt = target == "tensorrt"
         if activations:
-            _quantize(place / "model.onnx", network.shape_chw, activations, list(in_fp32))
+            _quantize(place / "model.onnx", network.shape_chw, activations, list(in_fp32), for_tensorrt)
+        if for_tensorrt and with_graph:
+            save_graph(without_weights(onnx.load(place / "model.onnx")), place / GRAPH)
         spec = EngineSpec(
             target={"target": target},
             status="not built" if missing else "built",
             reason=missing,
             file="model.onnx",
-            precision="int8" if activations else "fp32",
+            precision=precision or ("int8" if activations else "fp32"),
             methods=(("quantize",) if activations else ()) if methods is None else methods,
             input=InputSpec(shape_chw=network.shape_chw, mean=(0.5,) * channels, std=(0.25,) * channels),
             class_names=("a", "b"),
@@ -208,7 +233,7 @@ def make_engine(tmp_path_factory: pytest.TempPathFactory) -> MakeEngine:
     return make
 
 
-def _quantize(file: Path, shape_chw: Shape, activations: Any, in_fp32: list[str]) -> None:
+def _quantize(file: Path, shape_chw: Shape, activations: Any, in_fp32: list[str], for_tensorrt: bool) -> None:
     spec = QuantizationSpec(
         scheme="static",
         weights="int8-per-channel",
@@ -217,7 +242,16 @@ def _quantize(file: Path, shape_chw: Shape, activations: Any, in_fp32: list[str]
         calibration_rows=(0,),
     )
     x_nchw = np.random.default_rng(0).standard_normal((8, *shape_chw), np.float32)
-    to_int8(file, file, spec, x_nchw, activations=activations, excluded_nodes=in_fp32, reduce_range=True)
+    to_int8(
+        file,
+        file,
+        spec,
+        x_nchw,
+        activations=activations,
+        excluded_nodes=in_fp32,
+        reduce_range=not for_tensorrt,
+        for_tensorrt=for_tensorrt,
+    )
 
 
 # ----------------------------------------------------------------------------------------------- diagnosing
@@ -275,20 +309,7 @@ def run_diagnosis(run_stage: Any, images: Any, tmp_path: Path) -> Diagnose:
         built = {name: engine for name, engine in engines.items() if engine.spec.status == "built"}
         runs_here = {name: one for name, one in built.items() if one.spec.identity["device"] == "cpu"}
         times_us = {**_times_us(runs_here, threads), **(time_us or {})}
-        measured = MeasurementsSpec(
-            reference=next(iter(engines)),
-            best_fp32="",
-            engines={
-                name: _figures(engine.spec, times_us.get(name), (throughput or {}).get(name, {}))
-                for name, engine in engines.items()
-            },
-            rounds=1,
-            requests_per_round=1,
-            threads=threads,
-            seed=0,
-            environment={},
-            invalid=invalid,
-        )
+        measured = make_measured(engines, times_us, throughput or {}, threads=threads, invalid=invalid)
         folders = [tmp_path / f"{kind}-{next(counter)}" for kind in ("measured", "ceilings")]
         for folder in folders:
             folder.mkdir()
@@ -304,6 +325,31 @@ def run_diagnosis(run_stage: Any, images: Any, tmp_path: Path) -> Diagnose:
         return spec
 
     return run
+
+
+def make_measured(
+    engines: Engines,
+    times_us: Mapping[str, float],
+    throughput: Mapping[str, Mapping[int, float]],
+    *,
+    threads: int = THREADS,
+    invalid: str = "",
+) -> MeasurementsSpec:
+    """A benchmark with these figures; an engine without a time was not built."""
+    return MeasurementsSpec(
+        reference=next(iter(engines)),
+        best_fp32="",
+        engines={
+            name: _figures(engine.spec, times_us.get(name), throughput.get(name, {}))
+            for name, engine in engines.items()
+        },
+        rounds=1,
+        requests_per_round=1,
+        threads=threads,
+        seed=0,
+        environment={},
+        invalid=invalid,
+    )
 
 
 def _figures(spec: EngineSpec, time_us: float | None, throughput: Mapping[int, float]) -> EngineFigures:

@@ -31,12 +31,12 @@ def by_name(profile: Profile) -> dict[str, Layer]:
 
 
 def test_a_convolution_and_a_product_by_hand(make_engine: MakeEngine, tmp_path: Path) -> None:
-    profile = profiled(make_engine(Network((16, 12, 12)).conv(32, stride=2).head(5)), tmp_path)
+    profile = profiled(make_engine(Network((16, 48, 48)).conv(32, stride=2).head(5)), tmp_path)
     layers = by_name(profile)
     conv, head = layers["conv0"], layers["head"]
-    assert conv.flops == 2 * 6 * 6 * 32 * 16 * 3 * 3
+    assert conv.flops == 2 * 24 * 24 * 32 * 16 * 3 * 3
     assert conv.weight_bytes == 4 * 32 * 16 * 3 * 3
-    assert conv.activation_bytes == 4 * (16 * 12 * 12 + 32 * 6 * 6)
+    assert conv.activation_bytes == 4 * (16 * 48 * 48 + 32 * 24 * 24)
     assert (conv.in_channels, conv.out_channels, conv.groups) == (16, 32, 1)
     assert (head.flops, head.weight_bytes, head.activation_bytes) == (2 * 32 * 5, 4 * 32 * 5, 4 * (32 + 5))
     assert all(layer.precision == "fp32" for layer in profile.layers)

@@ -1,13 +1,37 @@
-"""Each rule on a real engine that shows its condition, and on one that does not."""
+"""Each rule on a real engine that shows its condition, and on one that does not; TensorRT's are by hand."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
 import pytest
 
-from components.diagnose.examine import vector_lanes
-from components.diagnose.rules import RULES
-from components.measurements import DiagnosisSpec
-from tests.components.diagnose.conftest import Diagnose, MakeEngine, Network, make_ceilings, rules_of
+from components.artifacts import Artifact, EngineSpec
+from components.diagnose import onnx_nodes, onnx_profile
+from components.diagnose.examine import facts_of, vector_lanes
+from components.diagnose.layers import Profile
+from components.diagnose.roofs import Roofs
+from components.diagnose.rules import RULES, findings
+from components.diagnose.stage import DiagnoseConfig
+from components.diagnose.tensorrt_profile import layers_of
+from components.diagnose.verdict import verdict
+from components.measurements import CeilingsSpec
+from components.targets.tensorrt import GRAPH
+from tests.components.diagnose import tensorrt_by_hand as by_hand
+from tests.components.diagnose.conftest import (
+    THREADS,
+    Diagnose,
+    MakeEngine,
+    Network,
+    make_ceilings,
+    make_gpu_ceilings,
+    make_measured,
+    rules_of,
+)
 
 LANES = vector_lanes()
 
@@ -30,10 +54,50 @@ def convolutions(*channels: int, inputs: int = 16, size: int = 48, kernel: int =
     return network.head()
 
 
-def reached(diagnosis: DiagnosisSpec) -> tuple[float, float]:
-    """Gflop/s and GB/s of the layers of the only engine, as they were profiled."""
-    (one,) = diagnosis.engines.values()
-    return one.flops / one.profiled_us / 1e3, one.bytes / one.profiled_us / 1e3
+@dataclass(frozen=True)
+class Said:
+    """What follows from one profile of a real engine, in a request that takes as long as its layers."""
+
+    profile: Profile
+    engine: Artifact[EngineSpec]
+
+    @property
+    def time_us(self) -> float:
+        return sum(layer.time_us for layer in self.profile.layers)
+
+    @property
+    def gflop_per_s(self) -> float:
+        """What the layers reached."""
+        return sum(layer.flops for layer in self.profile.layers) / self.time_us / 1e3
+
+    @property
+    def gb_per_s(self) -> float:
+        """What the layers reached."""
+        return sum(layer.bytes for layer in self.profile.layers) / self.time_us / 1e3
+
+    def under(self, ceilings: CeilingsSpec) -> tuple[str | None, str, dict[str, str]]:
+        """What binds it, the verdict, and the sentence of each finding by its rule."""
+        engines = {"it/onnx": self.engine}
+        measured = make_measured(engines, {"it/onnx": self.time_us}, {})
+        facts = facts_of("it/onnx", engines, measured, self.profile, Roofs(ceilings, threads=THREADS))
+        found = findings(facts)
+        rules = {item.finding.rule: item.finding.sentence for item in found}
+        return facts.bound, verdict(facts, found), rules
+
+
+@pytest.fixture
+def profiled(make_engine: MakeEngine, tmp_path: Path) -> Callable[[Network], Said]:
+    """Profile a network once, so that ceilings can be put where its layers were in that very profile."""
+
+    def run(network: Network) -> Said:
+        engine = make_engine(network)
+        x_nchw = np.random.default_rng(0).standard_normal((4, *network.shape_chw), np.float32)
+        config = DiagnoseConfig(seconds=0.2)
+        file = engine.path / "model.onnx"
+        profile = onnx_profile.profile(file, x_nchw, threads=THREADS, config=config, scratch=tmp_path)
+        return Said(profile, engine)
+
+    return run
 
 
 def test_dispatch(make_engine: MakeEngine, run_diagnosis: Diagnose) -> None:
@@ -45,54 +109,27 @@ def test_dispatch(make_engine: MakeEngine, run_diagnosis: Diagnose) -> None:
     assert "ms of work at the machine's ceilings in" in sentence and "layers have too little work" in sentence
 
 
-def test_no_dispatch_where_the_ceilings_explain_the_time(
-    make_engine: MakeEngine, run_diagnosis: Diagnose
-) -> None:
-    engine = {"product/onnx": make_engine(convolutions(64, 64))}
-    first = run_diagnosis(engine)
-    gflop_per_s, _ = reached(first)
-    time_us = {"product/onnx": first.engines["product/onnx"].profiled_us}
-    ceilings = make_ceilings(gflop_per_s=0.9 * gflop_per_s, gb_per_s=1e4)
-    diagnosis = run_diagnosis(engine, ceilings=ceilings, time_us=time_us)
-    assert "dispatch" not in rules_of(diagnosis, "product/onnx")
-    assert diagnosis.engines["product/onnx"].bound == "compute"
+def test_near_the_arithmetic_ceiling_and_far_from_it(profiled: Callable[[Network], Said]) -> None:
+    said = profiled(convolutions(64, 64))
+    bound, near, found = said.under(make_ceilings(gflop_per_s=0.8 * said.gflop_per_s, gb_per_s=1e4))
+    assert bound == "compute" and near.startswith("compute-bound: ")
+    assert "near-arithmetic-ceiling" in found
+    assert not {"slow-kernels", "dispatch"} & set(found)
+    bound, far, found = said.under(make_ceilings(gflop_per_s=20 * said.gflop_per_s, gb_per_s=1e4))
+    assert bound == "overhead" and far.startswith("bound by kernels far below their ceilings: ")
+    assert "near-arithmetic-ceiling" not in found
+    assert "of the ceiling: conv" in found["slow-kernels"]
 
 
-def test_near_the_arithmetic_ceiling_and_far_from_it(
-    make_engine: MakeEngine, run_diagnosis: Diagnose
-) -> None:
-    engine = {"conv/onnx": make_engine(convolutions(64, 64))}
-    first = run_diagnosis(engine)
-    gflop_per_s, _ = reached(first)
-    time_us = {"conv/onnx": first.engines["conv/onnx"].profiled_us}
-    near, far = (
-        run_diagnosis(
-            engine, ceilings=make_ceilings(gflop_per_s=factor * gflop_per_s, gb_per_s=1e4), time_us=time_us
-        )
-        for factor in (0.8, 20)
-    )
-    assert near.engines["conv/onnx"].verdict.startswith("compute-bound: ")
-    assert "near-arithmetic-ceiling" in rules_of(near, "conv/onnx")
-    assert "slow-kernels" not in rules_of(near, "conv/onnx")
-    assert "near-arithmetic-ceiling" not in rules_of(far, "conv/onnx")
-    assert "of the ceiling: conv" in rules_of(far, "conv/onnx")["slow-kernels"]
-    assert far.engines["conv/onnx"].verdict.startswith("bound by kernels far below their ceilings: ")
-
-
-def test_memory(make_engine: MakeEngine, run_diagnosis: Diagnose) -> None:
+def test_memory(profiled: Callable[[Network], Said]) -> None:
     chain = Network((16, 128, 128))
     for op in ("Sigmoid", "Abs", "Neg", "Floor"):
         chain.then(op).plus(0.5)
-    engine = {"chain/onnx": make_engine(chain)}
-    first = run_diagnosis(engine)
-    _, gb_per_s = reached(first)
-    time_us = {"chain/onnx": first.engines["chain/onnx"].profiled_us}
-    ceilings = make_ceilings(gflop_per_s=1e5, gb_per_s=0.8 * gb_per_s)
-    diagnosis = run_diagnosis(engine, ceilings=ceilings, time_us=time_us)
-    assert diagnosis.engines["chain/onnx"].bound == "memory"
-    assert "for memory" in rules_of(diagnosis, "chain/onnx")["memory"]
-    generous = run_diagnosis(engine, ceilings=make_ceilings(gb_per_s=1e5), time_us=time_us)
-    assert "memory" not in rules_of(generous, "chain/onnx")
+    said = profiled(chain)
+    bound, _, found = said.under(make_ceilings(gflop_per_s=1e5, gb_per_s=0.8 * said.gb_per_s))
+    assert bound == "memory" and "for memory" in found["memory"]
+    _, _, found = said.under(make_ceilings(gb_per_s=1e5))
+    assert "memory" not in found
 
 
 @pytest.fixture(scope="module")
@@ -122,9 +159,9 @@ def test_slower_than_fp32_at_some_batch_sizes(pair: dict[str, object], run_diagn
         "int8/onnx": {1: 2000.0, 8: 2500.0, 32: 3960.0},  # the last is within the intervals
     }
     diagnosis = run_diagnosis(pair, throughput=rates)
-    sentence = rules_of(diagnosis, "int8/onnx")["slower-than-fp32"]
+    sentence = rules_of(diagnosis, "int8/onnx")["slower-than-unquantized"]
     assert sentence == "int8 is slower than fp32/onnx at batch 8: 2,500 against 3,000 images/s at 8"
-    assert "slower-than-fp32" not in rules_of(diagnosis, "fp32/onnx")
+    assert "slower-than-unquantized" not in rules_of(diagnosis, "fp32/onnx")
 
 
 def test_small_batch(pair: dict[str, object], run_diagnosis: Diagnose) -> None:
@@ -160,6 +197,11 @@ def test_stem(make_engine: MakeEngine, run_diagnosis: Diagnose) -> None:
     assert sentence.startswith("the stem conv0 has 3 input channels: it reaches ")
     features_in = {"stem/onnx": make_engine(convolutions(32, 32, inputs=16))}
     assert "stem" not in rules_of(run_diagnosis(features_in, ceilings=fast), "stem/onnx")
+    quantized = {"stem/onnx": make_engine(convolutions(32, 32, inputs=3), activations="uint8")}
+    diagnosis = run_diagnosis(quantized, ceilings=fast)
+    (first, *_) = (one for one in diagnosis.engines["stem/onnx"].layers if one.name == "conv0")
+    assert first.op == "QLinearConv"
+    assert "the stem conv0 has 3 input channels" in rules_of(diagnosis, "stem/onnx")["stem"]
 
 
 def test_channels_that_do_not_fill_a_vector(make_engine: MakeEngine, run_diagnosis: Diagnose) -> None:
@@ -216,6 +258,83 @@ def test_idle_threads(make_engine: MakeEngine, run_diagnosis: Diagnose) -> None:
     engine = {"tiny/onnx": make_engine(tiny_layers())}
     assert "than one at batch 1" in rules_of(run_diagnosis(engine, threads=2), "tiny/onnx")["idle-threads"]
     assert "idle-threads" not in rules_of(run_diagnosis(engine, threads=1), "tiny/onnx")
+
+
+# ------------------------------------------------------------------------------------- on layers of TensorRT
+
+
+OnGpu = Callable[..., dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def on_gpu(make_engine: MakeEngine) -> OnGpu:
+    """The findings on the plan that was written by hand, with these times of its layers, beside its network
+    before it was quantized: on_gpu(quantize, conv0, conv2, copy, conv4, mean, head, request_us=...).
+    """
+    target: Any = {"target": "tensorrt", "identity": {"device": "cuda NVIDIA H200"}}
+    engines = {
+        "int8/tensorrt": make_engine(by_hand.network(), activations="int8", in_fp32=["head"], **target),
+        "fp16/tensorrt": make_engine(by_hand.network(), precision="fp16", **target),
+    }
+    plan = engines["int8/tensorrt"]
+    nodes = onnx_nodes.read(plan.path / GRAPH, plan.spec.input)
+
+    def findings_on(
+        *times_us: float, request_us: float = 0.0, unquantized_us: float = 1e6, **ceilings: float
+    ) -> dict[str, str]:
+        profile = layers_of(by_hand.inferences((*times_us, 0.0)), by_hand.inspected(), nodes)
+        request_us = request_us or sum(times_us)
+        measured = make_measured(
+            engines, {"int8/tensorrt": request_us, "fp16/tensorrt": unquantized_us}, {}, threads=2
+        )
+        roofs = Roofs(make_gpu_ceilings(**ceilings), threads=2, device="cuda")
+        found = findings(facts_of("int8/tensorrt", engines, measured, profile, roofs))
+        return {item.finding.rule: item.finding.sentence for item in found}
+
+    return findings_on
+
+
+def test_dispatch_on_a_gpu(on_gpu: OnGpu) -> None:
+    found = on_gpu(3, 3, 3, 3, 3, 3, 3, request_us=100.0)
+    assert "7 of 7 layers have too little work" in found["dispatch"]
+    assert "0.079 ms pass outside the layers" in found["dispatch"]
+    slow = {"gflop_per_s": 400.0, "gb_per_s": 20.0}
+    assert "dispatch" not in on_gpu(1, 5, 15, 1, 15, 7, 1, **slow)
+
+
+def test_fp32_in_int8_on_a_gpu(on_gpu: OnGpu) -> None:
+    found = on_gpu(1, 20, 20, 1, 20, 30, 8)
+    assert found["fp32-in-int8"] == (
+        "38 % of the time is in 2 nodes that stayed in fp32: __myl_Mean_myl0_0, head (1 kgen, 1 gemm)"
+    )
+    assert "fp32-in-int8" not in on_gpu(1, 40, 40, 1, 40, 1, 1)
+
+
+def test_conversions_and_copies_on_a_gpu(on_gpu: OnGpu) -> None:
+    found = on_gpu(25, 20, 20, 10, 20, 3, 2)
+    assert found["quantize-dequantize"] == (
+        "25 % of the time goes into numbers on their way between fp32 and int8 (1 Reformat)"
+    )
+    assert found["layout"] == "10 % of the time only changes the layout of activations (1 Reformat)"
+    assert not {"quantize-dequantize", "layout"} & set(on_gpu(1, 40, 40, 1, 40, 3, 2))
+
+
+def test_int8_is_held_against_what_was_quantized(on_gpu: OnGpu) -> None:
+    """TensorRT's other engine is in fp16: the ceiling is that of int8 over fp16, 4x / 2x."""
+    found = on_gpu(10, 20, 20, 10, 20, 10, 10, unquantized_us=120.0)
+    assert found["below-int8-ceiling"].startswith("int8 ceiling 2.0x, reached 1.2x against fp16/tensorrt: ")
+    assert "20 % of the time is in fp32 nodes" in found["below-int8-ceiling"]
+    assert "below-int8-ceiling" not in on_gpu(10, 20, 20, 10, 20, 10, 10, unquantized_us=190.0)
+
+
+def test_stem_on_a_gpu(on_gpu: OnGpu) -> None:
+    assert "the stem conv0 has 3 input channels" in on_gpu(1, 30, 30, 1, 30, 1, 1)["stem"]
+    assert "stem" not in on_gpu(1, 1, 30, 1, 30, 1, 1)
+
+
+def test_what_is_of_cpus_only_is_not_said_of_a_gpu(on_gpu: OnGpu) -> None:
+    """Its 10 classes and 3 channels fill no vector, its profile compares no threads and no signs."""
+    assert not {"lanes", "idle-threads", "signed-activations"} & set(on_gpu(3, 30, 30, 3, 30, 3, 3))
 
 
 def test_every_rule_has_a_remedy_and_a_name_of_its_own() -> None:

@@ -9,7 +9,14 @@ import pytest
 from components.diagnose.layers import Layer
 from components.diagnose.roofs import Roofs, model_bound
 from components.measurements import CeilingsSpec
-from tests.components.diagnose.conftest import Diagnose, MakeEngine, Network, interval, make_ceilings
+from tests.components.diagnose.conftest import (
+    Diagnose,
+    MakeEngine,
+    Network,
+    interval,
+    make_ceilings,
+    make_gpu_ceilings,
+)
 
 
 def small() -> Network:
@@ -80,12 +87,12 @@ def test_a_looser_ceiling_stands_in_for_one_that_was_not_stable() -> None:
     assert roofs.gflop_per_s("int8") == 600.0
     assert roofs.gb_per_s(8_000_000) == 60.0  # likewise
     assert roofs.gb_per_s(10**9) == 60.0  # L3's, for DRAM was stable with no number of threads
-    assert roofs.stand_ins() == (
+    assert roofs.notes() == (
         "ceilings of 2 threads not known: DRAM bandwidth",
         "ceilings of 2 threads not stable, so 2 times that of one thread stands in: "
         "fp32 arithmetic, L3 bandwidth",
     )
-    assert Roofs(both, threads=2).stand_ins() == ()
+    assert Roofs(both, threads=2).notes() == ()
 
 
 def test_the_fastest_round_stands_in_where_no_thread_count_was_stable() -> None:
@@ -93,7 +100,7 @@ def test_the_fastest_round_stands_in_where_no_thread_count_was_stable() -> None:
     gemms = tuple(point.model_copy(update={"gflop_per_s": None, "fastest": 123.0}) for point in spec.gemms)
     roofs = Roofs(spec.model_copy(update={"gemms": gemms}), threads=2)
     assert roofs.gflop_per_s("fp32") == 123.0
-    assert roofs.stand_ins() == (
+    assert roofs.notes() == (
         "ceilings of 2 threads not stable, so its fastest round stands in: fp32 arithmetic, int8 arithmetic",
     )
 
@@ -120,6 +127,23 @@ def test_rates_of_signed_products_are_known_where_both_were_measured() -> None:
     known = spec.model_copy(update={"gemms": (fp32, *pair)})
     assert Roofs(known, threads=2).sign_rates() == (35.0, 400.0)
     assert Roofs(known, threads=1).sign_rates() is None
+
+
+def test_a_gpu_has_roofs_of_its_own() -> None:
+    spec = make_gpu_ceilings(gflop_per_s=1000.0, gb_per_s=500.0)
+    cpu, gpu = Roofs(spec, threads=2), Roofs(spec, threads=2, device="cuda")
+    assert (cpu.gflop_per_s("int8"), gpu.gflop_per_s("int8"), gpu.gflop_per_s("fp16")) == (400, 4000, 2000)
+    assert (cpu.gflop_per_s("fp16"), gpu.gflop_per_s("bf16")) == (None, None)
+    assert gpu.gb_per_s(1) == gpu.gb_per_s(10**12) == 500.0
+    assert len(gpu.notes()) == 1 and "not of its caches" in gpu.notes()[0]
+    without = spec.model_copy(update={"bandwidths": ()})
+    assert Roofs(without, threads=2, device="cuda").gb_per_s(1) is None
+    unstable = tuple(point.model_copy(update={"gflop_per_s": None, "fastest": 1.0}) for point in spec.gemms)
+    noted = Roofs(spec.model_copy(update={"gemms": unstable}), threads=2, device="cuda").notes()
+    assert noted[0] == (
+        "ceilings of the GPU not stable, so its fastest round stands in: "
+        "fp32 arithmetic, fp16 arithmetic, int8 arithmetic"
+    )
 
 
 def test_without_a_ceiling_nothing_is_claimed(stepped: CeilingsSpec) -> None:
@@ -162,15 +186,15 @@ def test_what_cannot_be_diagnosed_says_why(make_engine: MakeEngine, run_diagnosi
     engines = {
         "fp32/onnx": built,
         "gpu/onnx": make_engine(small(), identity={"device": "cuda"}),
-        "int8/tensorrt": make_engine(small(), target="tensorrt", identity={"device": "cuda H200"}),
+        "gpu/eager": make_engine(small(), target="eager", identity={"device": "cuda H200"}),
         "absent/tensorrt": make_engine(small(), missing="this machine has no NVIDIA GPU"),
     }
-    times_us = {"gpu/onnx": 10.0, "int8/tensorrt": 10.0}
+    times_us = {"gpu/onnx": 10.0, "gpu/eager": 10.0}
     diagnosis = run_diagnosis(engines, time_us=times_us)
     reasons = {name: one.reason for name, one in diagnosis.engines.items()}
     assert reasons["fp32/onnx"] == ""
-    assert reasons["gpu/onnx"] == "it runs on cuda, and layers are timed on the CPU only"
-    assert "tensorrt" in reasons["int8/tensorrt"]
+    assert "not how long it runs" in reasons["gpu/onnx"]
+    assert reasons["gpu/eager"] == "it runs on cuda H200, and layers of eager are timed on the CPU only"
     assert reasons["absent/tensorrt"] == "not built: this machine has no NVIDIA GPU"
     invalid = run_diagnosis({"fp32/onnx": built}, invalid="another process took 40 % of the CPU")
     assert "another process" in invalid.engines["fp32/onnx"].reason

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import onnx
 import pytest
@@ -12,6 +14,7 @@ from hypothesis.extra import numpy as hnp
 from components.artifacts import open_artifact, read_manifest
 from components.compress import Quantize
 from components.compress import stage as compress
+from components.contract import Output
 from components.errors import ConfigInvalid, ExitCode, GateFailed, StageFailed
 from components.export import stage as export
 from components.export.gate import compare, objections
@@ -96,8 +99,6 @@ class _Broken(Onnx):
 
 
 def test_a_corrupted_engine_is_rejected_with_what_was_measured(tmp_path, small_model, digits_data):
-    from components.contract import Output
-
     place, scratch = tmp_path / "engine", tmp_path / "scratch"
     place.mkdir(), scratch.mkdir()
     result = export.run(_Broken(), model=small_model, data=digits_data, out=Output(place, scratch, 2))
@@ -105,6 +106,21 @@ def test_a_corrupted_engine_is_rejected_with_what_was_measured(tmp_path, small_m
     assert "of the test images get the network's class, required 99.90%" in result.rejected
     assert "accuracy drops by" in result.rejected
     assert result.spec.accuracy_top1 < 0.5
+
+
+class _Annotated(Onnx):
+    """An exporter that leaves something beside the engine."""
+
+    def build(self, model, data, out):
+        (out.path / "beside.txt").write_text("of no use to the runtime")
+        return replace(super().build(model, data, out), companions=("beside.txt",))
+
+
+def test_what_no_runtime_opens_is_not_of_the_engines_size(tmp_path, small_model, digits_data):
+    place, scratch = tmp_path / "engine", tmp_path / "scratch"
+    place.mkdir(), scratch.mkdir()
+    result = export.run(_Annotated(), model=small_model, data=digits_data, out=Output(place, scratch, 2))
+    assert result.spec.size_bytes == (place / "model.onnx").stat().st_size
 
 
 def test_a_missing_gpu_is_reported_not_built(run_stage, small_model, digits_data, monkeypatch):

@@ -106,6 +106,28 @@ def test_the_section_says_what_was_found(diagnosis: DiagnosisSpec, ceilings: Cei
     assert len([row for row in section.iter("tr")]) == 1 + 3 + 1 + 10
 
 
+def test_engines_of_a_gpu_have_a_picture_of_their_own(
+    diagnosis: DiagnosisSpec, ceilings: CeilingsSpec
+) -> None:
+    on_gpu = diagnosis.engines["int8/onnx"].model_copy(update={"device": "cuda"})
+    both = diagnosis.model_copy(update={"engines": {**diagnosis.engines, "int8/tensorrt": on_gpu}})
+    gpu = {"device": "cuda", "threads": 1}
+    known = CeilingsSpec(
+        hardware={},
+        bandwidths=(
+            *ceilings.bandwidths,
+            ceilings.bandwidths[1].model_copy(update={**gpu, "level": "device"}),
+        ),
+        gemms=ceilings.gemms + tuple(point.model_copy(update=gpu) for point in ceilings.gemms),
+    )
+    text = text_of(diagnosis_section(both, known, CLASSES, "int8/tensorrt"))
+    assert "under the measured ceilings of 2 threads." in text
+    assert "under the measured ceilings of the GPU." in text
+    assert "device 20" in text
+    alone = text_of(diagnosis_section(diagnosis, known, CLASSES, "int8/onnx"))
+    assert "ceilings of the GPU" not in alone and "device 20" not in alone
+
+
 def test_what_comes_from_outside_is_text(diagnosis: DiagnosisSpec, ceilings: CeilingsSpec) -> None:
     html = to_html(diagnosis_section(diagnosis, ceilings, CLASSES, "int8/onnx"))
     assert "<script" not in html and "<b>channels" not in html

@@ -20,7 +20,7 @@ from components.errors import StageFailed
 from components.targets import Onnx
 from components.targets.onnx import products_saturate
 from components.targets.onnx_graph import export_graph, nodes_of_layers, save_graph, to_fp16, to_int8
-from components.targets.onnx_session import OnnxSession
+from components.targets.onnx_session import OnnxSession, has_cuda
 
 ROOT = Path(__file__).parents[3]
 INPUT = InputSpec(shape_chw=(1, 8, 8), mean=(0.0,), std=(1.0,))
@@ -282,6 +282,13 @@ def test_a_truncated_graph_is_refused(fp32, tmp_path):
     with pytest.raises(StageFailed, match="ONNX Runtime cannot load") as failure:
         Onnx().load(tmp_path, engine(), threads=1)
     assert "\n" not in str(failure.value)
+
+
+@pytest.mark.filterwarnings("ignore:Specified provider")
+@pytest.mark.skipif(has_cuda(), reason="this ONNX Runtime has CUDA")
+def test_what_is_meant_for_a_gpu_does_not_run_on_the_cpu_unsaid(fp32):
+    with pytest.raises(StageFailed, match="would run on the CPU what was meant for a GPU"):
+        OnnxSession(fp32, device="cuda", threads=1)
 
 
 def test_an_engine_for_a_gpu_is_refused_without_one(tmp_path):

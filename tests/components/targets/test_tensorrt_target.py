@@ -55,6 +55,7 @@ def test_a_plan_is_built_gated_and_loaded(run_stage, small_model, digits_data, p
     config = TensorRT(float_precision=precision, max_batch=8, timing_cache=str(tmp_path / "timings"))
     engine = run_stage(export.run, config, model=small_model, data=digits_data)
     assert (engine.spec.status, engine.spec.precision) == ("built", precision)
+    assert engine.spec.size_bytes == engine.file("model.plan").stat().st_size  # without graph.onnx
     session = config.load(engine.path, engine.spec, threads=1)
     golden = np.load(engine.file("golden_logits.npy"))
     answers = session.predict(np.load(engine.file("golden_x_nchw.npy")))  # 16 rows, two batches

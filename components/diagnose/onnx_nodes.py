@@ -1,0 +1,115 @@
+"""What each node of an ONNX graph computes and with how many weights, by the shapes its input implies."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import onnx
+from onnx import helper
+
+from components.artifacts import InputSpec
+from components.diagnose import onnx_counts
+from components.diagnose.onnx_counts import Node, Shape
+
+# What leaves a weight a weight: it reaches its node by way of these.
+_PASS_WEIGHTS_ON = frozenset({"QuantizeLinear", "DequantizeLinear", "Cast", "Identity", "Transpose"})
+
+
+@dataclass(frozen=True)
+class GraphNode:
+    """A node at batch 1.
+
+    flops: None where a shape cannot be inferred. weights: elements of its constant inputs. layer: that of the
+    network which its weights belong to; empty if it has none.
+    """
+
+    op: str
+    flops: int | None
+    weights: int = 0
+    layer: str = ""
+    in_channels: int = 0
+    out_channels: int = 0
+    groups: int = 1
+
+    @property
+    def is_product(self) -> bool:
+        """Whether it is a convolution or a matrix product."""
+        return self.op in onnx_counts.CONVOLUTIONS or self.op in onnx_counts.PRODUCTS
+
+
+def read(file: Path, spec: InputSpec) -> dict[str, GraphNode]:
+    """The nodes of the graph in `file` by name, whose input is that of `spec`.
+
+    All inputs of the graph but that one are taken for weights.
+    """
+    model = onnx.load(file)
+    for end in (*model.graph.input, *model.graph.output):
+        for dimension in end.type.tensor_type.shape.dim:
+            if dimension.dim_param:
+                dimension.dim_value = 1  # the batch; nothing else is free
+    graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
+    shapes = _shapes(graph)
+    roots = _constants(graph, spec.name)
+    return {node.name: _node(node, shapes, roots) for node in graph.node}
+
+
+def _shapes(graph: onnx.GraphProto) -> dict[str, Shape]:
+    """Of every tensor whose shape is known."""
+    shapes = {tensor.name: tuple(tensor.dims) for tensor in graph.initializer}
+    for value in (*graph.input, *graph.value_info, *graph.output):
+        kind = value.type.tensor_type
+        dimensions = kind.shape.dim
+        if kind.HasField("shape") and all(dimension.HasField("dim_value") for dimension in dimensions):
+            shapes[value.name] = tuple(dimension.dim_value for dimension in dimensions)
+    return shapes
+
+
+def _constants(graph: onnx.GraphProto, data: str) -> dict[str, str]:
+    """The tensors that are the same for every request, and the name of the weights each was made of."""
+    roots = {tensor.name: tensor.name for tensor in graph.initializer}
+    roots |= {value.name: value.name for value in graph.input if value.name != data}
+    for node in graph.node:  # in the order they run
+        if node.op_type == "Constant":
+            roots[node.output[0]] = node.output[0]
+        elif node.op_type in _PASS_WEIGHTS_ON and node.input[0] in roots:
+            roots[node.output[0]] = roots[node.input[0]]
+    return roots
+
+
+def _node(proto: onnx.NodeProto, shapes: dict[str, Shape], roots: dict[str, str]) -> GraphNode:
+    op = proto.op_type
+    if all(name in roots for name in proto.input if name):
+        return GraphNode(op, 0)  # it makes weights, once and for all
+    index = onnx_counts.weight_input(op)
+    weights = proto.input[index] if index is not None else ""
+    if not {proto.input[0], *proto.output, *([weights] if weights else [])} <= shapes.keys():
+        return GraphNode(op, None)
+    node = Node(
+        op,
+        {attribute.name: helper.get_attribute_value(attribute) for attribute in proto.attribute},
+        tuple(shapes.get(name, ()) for name in proto.input),
+        tuple(shapes[name] for name in proto.output),
+        shapes.get(weights, ()),
+    )
+    in_channels, out_channels, groups = onnx_counts.channels(node)
+    flops = onnx_counts.flops(node)
+    return GraphNode(
+        op,
+        flops,
+        weights=sum(_constant_elements(proto, shapes, roots)) if flops else 0,
+        layer=onnx_counts.layer_name(roots.get(weights, "")),
+        in_channels=in_channels,
+        out_channels=out_channels,
+        groups=groups,
+    )
+
+
+def _constant_elements(
+    proto: onnx.NodeProto, shapes: dict[str, Shape], roots: dict[str, str]
+) -> Iterator[int]:
+    for name in dict.fromkeys(proto.input):
+        if name in roots:
+            yield math.prod(shapes.get(name, (0,)))

@@ -1,0 +1,109 @@
+"""What `hpml bench` wrote can be computed again: the same samples make the same figures."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+from pydantic import JsonValue
+
+from components.benchmark.record import RECORD, SAMPLES, BenchRecord, SubjectRecord, analysed, read_again
+from components.benchmark.stage import BenchmarkConfig
+from components.errors import ConfigInvalid
+from components.measurements import MeasurementsSpec
+
+REFERENCE = "small.onnx"
+LAUNCHES = (4, 4, 3, 4, 5)
+KNOWN: dict[str, JsonValue] = {
+    "target": "onnx",
+    "precision": "fp32",
+    "methods": [],
+    "size_bytes": 1,
+    "parameters": 1,
+    "macs": 1,
+}
+
+Samples = dict[str, np.ndarray]
+
+
+@pytest.fixture
+def samples() -> Samples:
+    rng = np.random.default_rng(0)
+    return {
+        f"{name}@{batch}": slower * batch * rng.lognormal(0, 0.1, (20, 50 // batch))
+        for name, slower in ((REFERENCE, 1.0), ("larger.onnx", 3.0))
+        for batch in (1, 2, 8)
+    }
+
+
+@pytest.fixture
+def folder(samples: Samples, tmp_path: Path) -> Path:
+    """That of a bench with these samples, whose launches differ in length."""
+    subject = SubjectRecord(kind="onnx", known=KNOWN, cold_start_ms=(20.0, 21.0), load_ms=(5.0, 6.0))
+    record = BenchRecord(
+        id="it",
+        created_at="",
+        command=(),
+        config=BenchmarkConfig(reference=REFERENCE, batch_sizes=(2, 8), price_per_hour=0.4),
+        libraries={},
+        subjects={REFERENCE: subject, "larger.onnx": subject},
+        measurements=MeasurementsSpec(
+            reference=REFERENCE,
+            best_fp32="",
+            engines={},
+            rounds=20,
+            rounds_of_launches=LAUNCHES,
+            requests_per_round=50,
+            threads=2,
+            seed=0,
+            environment={},
+        ),
+    )
+    latencies = {name: {batch: samples[f"{name}@{batch}"] for batch in (1, 2, 8)} for name in record.subjects}
+    place = tmp_path / "bench"
+    place.mkdir()
+    (place / RECORD).write_text(analysed(record, latencies).model_dump_json())
+    np.savez(place / SAMPLES, allow_pickle=False, **samples)
+    return place
+
+
+def stored(folder: Path) -> BenchRecord:
+    return BenchRecord.model_validate_json((folder / RECORD).read_bytes())
+
+
+def test_the_samples_give_the_figures_that_stand_beside_them(folder: Path) -> None:
+    record = stored(folder)
+    for engine in record.measurements.engines.values():
+        assert engine.latency_ms_p99 and engine.resources and engine.resources.price_per_million
+        assert [item.batch for item in engine.throughput] == [2, 8]
+    assert read_again(folder) == record
+    without = record.measurements.model_copy(update={"engines": {}})
+    (folder / RECORD).write_text(record.model_copy(update={"measurements": without}).model_dump_json())
+    assert read_again(folder) == record
+
+
+def test_figures_that_are_not_those_of_the_samples_are_seen(folder: Path, samples: Samples) -> None:
+    samples["larger.onnx@1"] = samples["larger.onnx@1"] * 1.01
+    np.savez(folder / SAMPLES, allow_pickle=False, **samples)
+    said, found = (
+        record.measurements.engines["larger.onnx"].latency_ms_p50
+        for record in (stored(folder), read_again(folder))
+    )
+    assert said is not None and found is not None
+    assert found.value == pytest.approx(1.01 * said.value)
+
+
+def test_samples_that_are_missing_are_named(folder: Path, samples: Samples) -> None:
+    del samples["larger.onnx@8"]
+    np.savez(folder / SAMPLES, allow_pickle=False, **samples)
+    with pytest.raises(ConfigInvalid, match=r"lacks samples of bench\.json: .*larger\.onnx@8"):
+        read_again(folder)
+
+
+def test_a_refused_measurement_has_no_figures_to_compute(folder: Path) -> None:
+    record = stored(folder)
+    refused = record.measurements.model_copy(update={"engines": {}, "invalid": "the machine was busy"})
+    (folder / RECORD).write_text(record.model_copy(update={"measurements": refused}).model_dump_json())
+    (folder / SAMPLES).unlink()
+    assert read_again(folder).measurements == refused
