@@ -7,6 +7,7 @@
 PYTHON ?= python3
 TORCH ?= auto
 RECIPE ?= recipes/quickstart.yaml
+FAMILIES ?= cpu client
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
@@ -18,7 +19,7 @@ else
 TORCH_FROM := --find-links $(WHEELS) --constraint $(WHEELS)/constraints.txt
 endif
 
-.PHONY: help setup run test mlflow measure lock clean
+.PHONY: help setup run test test-cluster images kind-up kind-down mlflow measure lock clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
@@ -45,6 +46,18 @@ test: setup ## lint, types and tests
 	$(BIN)/mypy components pipelines
 	$(BIN)/pytest
 
+test-cluster: setup ## the tests on a cluster: KUBECONFIG says which; see docs/cluster.md
+	HPML_TEST_CLUSTER=yes $(BIN)/pytest tests/docker tests/cluster
+
+images: ## build the images FAMILIES="cpu client" of docker/, by docker, podman or buildah
+	docker/build $(FAMILIES)
+
+kind-up: images ## a kind cluster with Kubeflow Pipelines, the training operator, MLflow and a store
+	k8s/kind/up
+
+kind-down: ## remove it
+	k8s/kind/down
+
 mlflow: setup ## serve the MLflow page of the runs on this machine, at port 5000
 	MLFLOW_DISABLE_TELEMETRY=true DO_NOT_TRACK=1 $(BIN)/mlflow ui --backend-store-uri sqlite:///runs/mlflow.db
 
@@ -55,6 +68,7 @@ lock: setup ## resolve the dependencies anew (torch is chosen per machine, so it
 	$(UV) pip compile pyproject.toml --extra stages --extra data --extra dev --universal --upgrade \
 	  --python-version 3.11 $(if $(WHEELS),$(TORCH_FROM),--torch-backend=cpu) --no-emit-index-url --no-emit-find-links \
 	  --no-emit-package torch --generate-hashes --no-annotate --no-header --quiet -o requirements.lock
+	UV=$(UV) docker/lock $(if $(WHEELS),$(TORCH_FROM),--torch-backend=cpu)
 
 clean: ## remove the environment, keep the runs
 	rm -rf $(VENV) build dist *.egg-info

@@ -34,6 +34,9 @@ _DISTRIBUTIONS = {
     "torch_pruning": "torch-pruning",
 }
 
+# A distribution that is installed in the place of another: the same modules, built for other hardware.
+_INSTEAD = {"onnxruntime": "onnxruntime-gpu"}
+
 # Libraries that describe and check but do not shape what a stage writes.
 _WITHOUT_EFFECT = {"pydantic", "typer", "rich"}
 
@@ -156,7 +159,10 @@ class Surroundings:
 
     def versions(self, code: Code) -> dict[str, str]:
         """The versions of the libraries that `code` imports, of those that are installed."""
-        found = {name: self.version(distribution) for name, distribution in code.libraries.items()}
+        found = {
+            name: self.version(distribution) or self.version(_INSTEAD.get(distribution, distribution))
+            for name, distribution in code.libraries.items()
+        }
         return {name: version for name, version in found.items() if version}
 
 
