@@ -56,6 +56,14 @@ Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as train.epochs=3."),
 ]
+Host = Annotated[
+    str, typer.Option("--host", metavar="URL", help="Kubeflow Pipelines; by default KF_PIPELINES_ENDPOINT.")
+]
+InCluster = Annotated[
+    bool, typer.Option("--in-cluster", help="The Kubeflow of the cluster that this pod runs in.")
+]
+Experiment = Annotated[str, typer.Option(metavar="E", help="Of Kubeflow; by default the recipe's name.")]
+Namespace = Annotated[str, typer.Option(help="Yours, in a Kubeflow that has many users.")]
 
 _HOME = Path("runs")
 
@@ -115,7 +123,7 @@ def run(
         steps = steps.needed_for(only)
     for step in force or ():
         steps.needed_for(step)
-    settings = _settings(home, loaded, force=force, max_parallel=max_parallel, tracking=tracking)
+    settings = _settings(home, loaded, executor, force=force, max_parallel=max_parallel, tracking=tracking)
     with console.watcher() as watcher:
         run_id = run_record.new_run_id(loaded.recipe.name)
         place = places.open_place(executor, loaded, settings, run_id, watcher)
@@ -133,12 +141,20 @@ def run(
 
 
 def _settings(
-    home: Path, loaded: Any, *, force: list[str] | None, max_parallel: int | None, tracking: bool
+    home: Path,
+    loaded: Any,
+    executor: str,
+    *,
+    force: list[str] | None,
+    max_parallel: int | None,
+    tracking: bool,
 ) -> Settings:
     from pipelines.execution import Settings
 
     home = home.resolve()
     registry = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home}/mlflow.db"
+    if executor == "kubernetes":  # what its pods reach
+        registry = loaded.recipe.cluster.tracking_uri or registry
     return Settings(
         home=home,
         import_paths=loaded.import_paths,
@@ -175,6 +191,106 @@ def _end_of_run(record: RunRecord, again: str) -> None:
     if record.status == "interrupted":
         print(f"interrupted; resume with: {again}", file=sys.stderr)
         raise SystemExit(record.exit_code)
+
+
+# ------------------------------------------------------------------------------------------------- Kubeflow
+
+
+@app.command("compile")
+def compile_recipe(
+    recipe: RecipeFile,
+    file: Annotated[
+        Path, typer.Option("--output", "-o", metavar="FILE", help="The pipeline to write, YAML.")
+    ] = Path("pipeline.yaml"),
+    overrides: Set = None,
+) -> None:
+    """Compile a recipe for Kubeflow Pipelines."""
+    from components.artifacts import write_text_atomic
+    from pipelines import recipe as recipes
+    from pipelines.kubeflow import compile_pipeline
+
+    compiled = compile_pipeline(recipes.load(recipe, tuple(overrides or ())))
+    write_text_atomic(file, compiled.text)
+    names = ", ".join(parameter.name for parameter in compiled.parameters)
+    size_kib = len(compiled.text.encode()) / 1024
+    print(f"{len(compiled.tasks)} steps, {size_kib:.0f} KiB; parameters: {names}", file=sys.stderr)
+    print(file)
+
+
+@app.command()
+def submit(
+    recipe: RecipeFile,
+    overrides: Set = None,
+    host: Host = "",
+    in_cluster: InCluster = False,
+    experiment: Experiment = "",
+    namespace: Namespace = "",
+    wait: Annotated[
+        bool, typer.Option("--wait", help="Show the run until it is over, and fetch its report.")
+    ] = False,
+    home: Home = _HOME,
+) -> None:
+    """Run a recipe on Kubeflow Pipelines; stdout gets the run's id, for hpml status and hpml logs."""
+    from pipelines import console, kubeflow_runs
+    from pipelines import recipe as recipes
+
+    loaded = recipes.load(recipe, tuple(overrides or ()))
+    target = kubeflow_runs.find_target(
+        host, in_cluster=in_cluster, experiment=experiment, namespace=namespace
+    )
+    with console.watcher() as watcher:
+        record = kubeflow_runs.submit(home, loaded, target, watcher)
+        print(record.id, flush=True)
+        remote = kubeflow_runs.remote_run(home, record.id)
+        if wait and remote:
+            record = kubeflow_runs.wait(home, record, remote, watcher)
+    if wait:
+        _end_of_remote_run(record)
+
+
+def _end_of_remote_run(record: RunRecord) -> None:
+    """Raise the first failure with its exit code; say that a run was stopped."""
+    from components.errors import ExitCode
+    from pipelines.execution import first_failure
+
+    failure = first_failure(record)
+    if failure:
+        name, step = failure
+        error = StageFailed(
+            f"step {name} failed", why=step.error, fix=f"its log: hpml logs {name} --run {record.id}"
+        )
+        error.exit_code = ExitCode(step.exit_code)
+        raise error
+    if record.status == "interrupted":
+        print("the run was stopped in Kubeflow", file=sys.stderr)
+        raise SystemExit(record.exit_code)
+
+
+@app.command()
+def schedule(
+    recipe: RecipeFile,
+    cron: Annotated[
+        str,
+        typer.Option(
+            metavar="'M H D M W'", help="When, such as '0 3 * * 1-5'; in UTC unless Kubeflow says otherwise."
+        ),
+    ],
+    overrides: Set = None,
+    host: Host = "",
+    in_cluster: InCluster = False,
+    experiment: Experiment = "",
+    namespace: Namespace = "",
+) -> None:
+    """Have Kubeflow Pipelines run a recipe again and again; stdout gets the schedule's id."""
+    from pipelines import console, kubeflow_runs
+    from pipelines import recipe as recipes
+
+    loaded = recipes.load(recipe, tuple(overrides or ()))
+    target = kubeflow_runs.find_target(
+        host, in_cluster=in_cluster, experiment=experiment, namespace=namespace
+    )
+    with console.watcher() as watcher:
+        print(kubeflow_runs.schedule(loaded, target, cron, watcher))
 
 
 # --------------------------------------------------------------------------------------------------- measure
@@ -312,12 +428,17 @@ def status(
     output: Format = "table",
 ) -> None:
     """Show the steps of a run, or with --all the runs."""
-    from pipelines import run_record, status_tables
+    from pipelines import kubeflow_runs, run_record, status_tables
 
     if all_runs:
         status_tables.show_runs(run_record.list_runs(home), output)
-    else:
-        status_tables.show_steps(run_record.load(home, run), output)
+        return
+    record = run_record.load(home, run)
+    remote = kubeflow_runs.remote_run(home, record.id)
+    if remote:
+        record = kubeflow_runs.refresh(home, record, remote)
+        print(f"in Kubeflow: {remote.page}", file=sys.stderr)
+    status_tables.show_steps(record, output)
 
 
 @app.command()
@@ -329,11 +450,15 @@ def logs(
     traceback: Annotated[bool, typer.Option(help="Also the traceback of a failure.")] = False,
 ) -> None:
     """Print the log of a step."""
-    from pipelines import run_record
+    from pipelines import kubeflow_runs, run_record
     from pipelines.execution import EventTail
 
     record = run_record.load(home, run)
     known = _step(record, step)
+    remote = kubeflow_runs.remote_run(home, record.id)
+    if remote:
+        sys.stdout.write(kubeflow_runs.log(remote, step))
+        return
     folder = home / record.id / "logs"
     log = folder / f"{step}.log"
     if not log.exists():
@@ -371,9 +496,14 @@ def report(
     ] = "table",
 ) -> None:
     """Print the variants of a run, which was chosen and why, and where the report and the bundle are."""
-    from pipelines import results, run_record
+    from pipelines import kubeflow_runs, results, run_record
 
     record = run_record.load(home, run)
+    remote = kubeflow_runs.remote_run(home, record.id)
+    if remote:
+        page = home / record.id / "report" / "report.html"
+        print(page.resolve() if page.exists() else remote.page)
+        return
     if not results.show(home, record, output):
         raise UsageError(f"run {record.id} has no measurements", why=f"it is {record.status}")
 
@@ -422,11 +552,19 @@ def explain(
 
 
 @app.command()
-def doctor(output: Format = "table") -> None:
-    """Say what is here and what to install: Python, torch, GPUs, container engine, cluster."""
+def doctor(
+    recipe: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Look for what its cluster section names.")
+    ] = None,
+    output: Format = "table",
+) -> None:
+    """Say what is here and what to install: Python, torch, GPUs, container engine, the cluster."""
     from pipelines import doctor as examination
+    from pipelines import recipe as recipes
+    from pipelines.cluster import ClusterConfig
 
-    examination.show(examination.examine(), output)
+    cluster = recipes.load(recipe).recipe.cluster if recipe else ClusterConfig()
+    examination.show(examination.examine(cluster), output)
 
 
 @app.command()

@@ -50,7 +50,7 @@ def show(home: Path, record: RunRecord, output: str) -> bool:
 
 def _measurements(home: Path, record: RunRecord) -> Artifact[MeasurementsSpec] | None:
     for step in record.steps.values():
-        if step.stage == "benchmark" and step.status in FINISHED:
+        if step.stage == "benchmark" and step.status in FINISHED and step.digest:
             return Store(home).open(step.digest)
     return None
 

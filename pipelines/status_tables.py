@@ -48,6 +48,10 @@ def show_runs(records: Sequence[RunRecord], output: str) -> None:
 
 def _state(record: RunRecord) -> str:
     """The run's status; one whose executor is gone cannot be running."""
-    if record.status == "running" and not Path(f"/proc/{record.executor_pid}").exists():
+    if (
+        record.status == "running"
+        and record.executor_pid
+        and not Path(f"/proc/{record.executor_pid}").exists()
+    ):
         return "died (run it again to resume)"
     return record.status
