@@ -67,14 +67,20 @@ def wait_until(condition: Callable[[], Any], what: str, *, seconds: float = 120)
 def cluster() -> None:
     """A cluster that answers, with the test images on a node."""
     assert shutil.which("kubectl"), "make test-cluster needs kubectl on PATH"
-    listed = {
+    for image in (CPU_IMAGE, CLIENT_IMAGE, MOTO_IMAGE):  # a node lists what was loaded with some delay
+        wait_until(
+            lambda image=image: image in _images(), f"a node has the image {image}: tests/cluster/images"
+        )
+
+
+def _images() -> set[str]:
+    """The names of the images that nodes say they have."""
+    return {
         name
         for node in kubectl_json("get", "nodes")["items"]
-        for image in node["status"]["images"]
-        for name in image["names"]
+        for image in node["status"].get("images", ())
+        for name in image["names"] or ()
     }
-    for image in (CPU_IMAGE, CLIENT_IMAGE, MOTO_IMAGE):
-        assert image in listed, f"no node has the image {image}: tests/cluster/images builds it"
 
 
 @dataclass(frozen=True)
