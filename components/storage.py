@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path, PurePosixPath
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
@@ -218,6 +219,35 @@ def fetch(uri: str, folder: Path, *, may_be_empty: bool = False) -> Path:
     return folder
 
 
+def etags(uri: str) -> dict[str, str]:
+    """The ETag of the object at `uri`, by the name "", or of all below it, by their relative names.
+
+    Raises StageFailed if a name is hostile, Unavailable.
+    """
+    place = _place(uri)
+
+    def look(client: Any) -> dict[str, str]:
+        found: dict[str, str] = {}
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=place.bucket, Prefix=place.key):
+            found |= {item["Key"]: str(item["ETag"]) for item in page.get("Contents", ())}
+        if place.key in found:
+            return {"": found[place.key]}
+        return {name: found[place.below(name)] for name in _names(client, place)}
+
+    return _in_store(uri, look)
+
+
+def fetch_file(uri: str, file: Path) -> None:
+    """Download the object at the S3 URI `uri`. Raises StageFailed if it is not there, Unavailable."""
+    place = _place(uri)
+
+    def download(client: Any) -> None:
+        with _transfers(client) as manager:
+            manager.download(place.bucket, place.key, str(file)).result()
+
+    _in_store(uri, download)
+
+
 def upload(folder: Path, uri: str) -> None:
     """Put the artifact in `folder` at `uri`, its manifest last: a reader finds it whole or not at all.
 
@@ -250,21 +280,29 @@ def upload(folder: Path, uri: str) -> None:
     _in_store(uri, put)
 
 
-def _is_there(uri: str, digest: str) -> bool:
+def digest_at(uri: str) -> str:
+    """The content digest of the artifact at `uri`, as its manifest has it; "" if there is no manifest.
+
+    Raises StageFailed if the manifest is damaged, Unavailable.
+    """
     manifest = f"{uri.rstrip('/')}/{MANIFEST}"
     if not exists(manifest):
-        return False
+        return ""
     try:
-        found = str(json.loads(read_text(manifest))["digest"])
-    except (ValueError, KeyError, TypeError):
-        found = "unreadable"
-    if found != digest:
+        return str(json.loads(read_text(manifest))["digest"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        raise StageFailed(f"{manifest} is no manifest", fix="delete it, and run its step again") from None
+
+
+def _is_there(uri: str, digest: str) -> bool:
+    found = digest_at(uri)
+    if found not in ("", digest):
         raise StageFailed(
             f"{uri} holds another artifact",
             why=f"its digest is {found[:12]}, not {digest[:12]}",
             fix="name a new place: an artifact is never overwritten",
         )
-    return True
+    return bool(found)
 
 
 class Mirror:
@@ -353,19 +391,21 @@ class Mirror:
 
 def _in_store(uri: str, work: Callable[[Any], T]) -> T:
     """What `work` returns, called with a client; outages are waited for, so it may be called again."""
-    clients: list[Any] = []
 
     def attempt() -> T:
         with _explained(uri):
-            if not clients:
-                clients.append(_client())
-            return work(clients[0])
+            return work(_client())
 
     return patiently(attempt, outage=_Outage)
 
 
 def _client() -> Any:
-    """A client of its own, with the environment as it is now."""
+    """A client for the environment as it is now. Clients may be shared by threads."""
+    return _client_in(tuple(sorted((k, v) for k, v in os.environ.items() if k.startswith(("AWS_", "HOME")))))
+
+
+@cache
+def _client_in(environment: tuple[tuple[str, str], ...]) -> Any:
     from boto3.session import Session
     from botocore.config import Config
 
@@ -373,11 +413,12 @@ def _client() -> Any:
         connect_timeout=_CONNECT_S,
         read_timeout=_READ_S,
         retries={"total_max_attempts": 1},  # we retry ourselves, and say so
-        max_pool_connections=_TRANSFERS_AT_ONCE,
+        max_pool_connections=2 * _TRANSFERS_AT_ONCE,
         request_checksum_calculation="when_required",  # stores other than AWS lack the newer ones; every
         response_checksum_validation="when_required",  # reader of an artifact checks its SHA-256 anyway
     )
-    region = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION") or "us-east-1"
+    names = dict(environment)
+    region = names.get("AWS_REGION") or names.get("AWS_DEFAULT_REGION") or "us-east-1"
     return Session().client("s3", region_name=region, config=config)
 
 

@@ -1,4 +1,7 @@
-"""Files that a user names in a config: are they there, did they change, and what is inside an archive."""
+"""Files that a user names in a config: are they there, did they change, and what is inside an archive.
+
+They are at a path of this machine, or at s3://BUCKET/KEY: an object, or all whose keys begin with KEY/.
+"""
 
 from __future__ import annotations
 
@@ -7,23 +10,33 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Annotated
 
-from components.contract import Output
+from pydantic import StringConstraints
+
+from components import storage
+from components.contract import Output, canonical_json
+from components.errors import StageFailed
+
+S3Uri = Annotated[str, StringConstraints(pattern=r"^s3://[a-z0-9.-]{3,63}/[^/].*")]
+UserPath = S3Uri | Path
 
 
-def unmet(path: Path) -> str:
-    """Why `path` cannot be read; empty if it can."""
-    if os.access(path, os.R_OK):
+def unmet(path: UserPath) -> str:
+    """Why `path` cannot be read; empty if it can, or if it is in S3, which is asked when it is read."""
+    if isinstance(path, str) or os.access(path, os.R_OK):
         return ""
     return f"{path} does not exist or may not be read: check `path` in the recipe"
 
 
-def fingerprint(path: Path) -> str:
+def fingerprint(path: UserPath) -> str:
     """A digest of the names, sizes and modification times of the files at `path`; empty if it cannot be read.
 
     Not of their contents, so that asking costs milliseconds: a file rewritten in place with the same size and
-    its old modification time restored goes unseen.
+    its old modification time restored goes unseen. In S3, of the names and ETags; raises Unavailable.
     """
+    if isinstance(path, str):
+        return hashlib.sha256(canonical_json(storage.etags(path)).encode()).hexdigest()
     if unmet(path):
         return ""
     digest = hashlib.sha256()
@@ -44,13 +57,34 @@ def _files(path: Path) -> Iterator[tuple[str, os.stat_result]]:
             yield str(file.relative_to(path)), file.lstat() if not file.exists() else file.stat()
 
 
-def open_folder(path: Path, out: Output) -> Path:
-    """`path` itself if it is a folder, else the folder extracted from it as an archive.
+def here(path: UserPath, out: Output) -> Path:
+    """`path` on this machine: itself, or what was fetched from S3.
 
-    Raises StageFailed if the archive is damaged or hostile.
+    Raises StageFailed if there is nothing at the URI, Unavailable.
+    """
+    if not isinstance(path, str):
+        return path
+    place = out.scratch / "fetched"
+    shutil.rmtree(place, ignore_errors=True)
+    found = storage.etags(path)
+    if not found:
+        raise StageFailed(f"there is nothing at {path}", fix="check `path` in the recipe")
+    if "" not in found:
+        return storage.fetch(path, place)
+    place.mkdir(parents=True)
+    file = place / path.rpartition("/")[2]
+    storage.fetch_file(path, file)
+    return file
+
+
+def open_folder(given: UserPath, out: Output) -> Path:
+    """The folder at a path or URI, or the folder extracted from the archive there.
+
+    Raises StageFailed if the archive is damaged or hostile, or there is nothing at the URI; Unavailable.
     """
     from components.prepare.archive import extract
 
+    path = here(given, out)
     if path.is_dir():
         return path
     place = out.scratch / "extracted"

@@ -12,6 +12,7 @@ from components.contract import Output
 from components.errors import StageFailed
 from components.prepare import user_files
 from components.prepare.sources.base import Loaded, Source
+from components.prepare.user_files import UserPath
 
 CLASS_NAMES = (
     "airplane",
@@ -36,7 +37,7 @@ class Cifar10(Source):
     """
 
     source: Literal["cifar10"] = "cifar10"
-    path: Path | None = None  # one of the two archives, or the folder extracted from it
+    path: UserPath | None = None  # an archive, or the folder extracted from it; also at s3://BUCKET/KEY
     url: str | None = None  # or where to fetch the archive, https only, with its `sha256`
     sha256: str | None = Field(default=None, pattern=r"^[0-9a-f]{64}$")  # of the archive; checked if given
 
@@ -56,7 +57,7 @@ class Cifar10(Source):
         """What is wrong with `path` on this machine."""
         if self.path is None:
             return ""
-        if self.path.is_dir() and self.sha256:
+        if isinstance(self.path, Path) and self.path.is_dir() and self.sha256:
             return f"`sha256` is that of an archive, and {self.path} is a folder: leave it out"
         return user_files.unmet(self.path)
 
@@ -90,12 +91,13 @@ class Cifar10(Source):
             download(self.url, sha256=self.sha256, to=fetched, out=out)
             return fetched
         assert self.path is not None
+        archive = user_files.here(self.path, out)
         if self.sha256:
-            found = user_files.sha256_of(self.path)
+            found = user_files.sha256_of(archive)
             if found != self.sha256:
                 raise StageFailed(
                     f"{self.path} is not the file that was asked for",
                     why=f"its SHA-256 is {found}, the recipe says {self.sha256}",
                     fix="fetch it again, or correct `sha256`",
                 )
-        return self.path
+        return archive

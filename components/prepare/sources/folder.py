@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from components.contract import Output
 from components.prepare import user_files
 from components.prepare.sources.base import Loaded, Source
+from components.prepare.user_files import UserPath
 
 
 class Folder(Source):
@@ -18,7 +18,7 @@ class Folder(Source):
     """
 
     source: Literal["folder"] = "folder"
-    path: Path  # the folder, or a .tar, .tar.gz or .zip of it
+    path: UserPath  # the folder, or a .tar, .tar.gz or .zip of it; also at s3://BUCKET/KEY
     channels: Literal[1, 3] | None = None  # grey or colour; None: grey if every image is
     licence: str = "not stated"  # of the images, for the record
 

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Literal
 
 from components.contract import Output
 from components.prepare import user_files
 from components.prepare.sources.base import Loaded, Source
+from components.prepare.user_files import UserPath
 
 
 class Npz(Source):
@@ -18,7 +18,7 @@ class Npz(Source):
     """
 
     source: Literal["npz"] = "npz"
-    path: Path  # the .npz file
+    path: UserPath  # the .npz file; also at s3://BUCKET/KEY
     licence: str = "not stated"  # of the images, for the record
 
     def unmet(self) -> str:
@@ -37,5 +37,5 @@ class Npz(Source):
         """
         from components.prepare.npz_arrays import read_npz
 
-        train, test, class_names = read_npz(self.path)
+        train, test, class_names = read_npz(user_files.here(self.path, out))
         return Loaded(train, test, class_names, self.licence)
