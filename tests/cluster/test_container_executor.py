@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conftest import CPU_IMAGE, ROOT, wait_until
+
+from tests.cluster.access import CPU_IMAGE, ROOT, wait_until
 
 HPML = Path(sys.executable).with_name("hpml")
 RECIPE = ROOT / "tests" / "chain_recipe.yaml"

@@ -14,7 +14,7 @@ import yaml
 
 from pipelines import pods
 from pipelines.cluster import ClusterConfig
-from tests.cluster.conftest import (
+from tests.cluster.access import (
     CPU_IMAGE,
     NAMESPACE,
     Workspace,
