@@ -291,18 +291,26 @@ def read_manifest(path: Path) -> Manifest:
             why=f"cannot read {MANIFEST}: {error}",
             fix="give the folder that a stage wrote",
         ) from None
+    return parse_manifest(text, where=str(file))
+
+
+def parse_manifest(text: str, *, where: str) -> Manifest:
+    """The manifest in `text`, its seal and digest checked; `where` it is from is for the message.
+
+    Raises StageFailed if it is unreadable, of another format or tampered with.
+    """
     try:
         fields = json.loads(text)
         manifest = Manifest.model_validate(fields)
     except (ValueError, ValidationError):
         raise StageFailed(
-            f"{file} is truncated or not a manifest of format {FORMAT_VERSION}",
+            f"{where} is truncated or not a manifest of format {FORMAT_VERSION}",
             fix="delete the artifact and run its step again",
         ) from None
     expected = content_digest(manifest.kind, manifest.spec, manifest.files, manifest.rejected)
     if manifest.seal != _seal_of(fields) or manifest.digest != expected:
         raise StageFailed(
-            f"{file} was changed after it was written",
+            f"{where} was changed after it was written",
             why="its seal does not match",
             fix="delete the artifact and run its step again",
         )

@@ -6,7 +6,6 @@ the others work in folders of their own.
 
 from __future__ import annotations
 
-import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
@@ -62,8 +61,11 @@ def run(job: Job) -> Manifest:
     leads = rank() == 0
     with tempfile.TemporaryDirectory(prefix="hpml-") as name:
         folder = Path(name)
+        keeps = leads and storage.is_remote(job.scratch)
         finished = _finished_before(job, folder)
         if finished:
+            if keeps:
+                storage.delete(job.scratch)
             return finished
         delivers = leads and storage.is_remote(job.out)
         here = replace(
@@ -73,7 +75,6 @@ def run(job: Job) -> Manifest:
             scratch=job.scratch if leads and not storage.is_remote(job.scratch) else str(folder / "scratch"),
             threads=max(1, (job.threads or hardware.usable_cpus()) // workers_on_this_machine()),
         )
-        keeps = leads and storage.is_remote(job.scratch)
         with storage.Mirror(scratch_of(here), job.scratch, only=_CHECKPOINTS) if keeps else nullcontext():
             try:
                 # A worker cannot try again alone: its launcher starts all of them again.
@@ -120,7 +121,7 @@ def _holds_something(place: Path) -> bool:
 
 def _parents(job: Job) -> dict[str, str]:
     """The content digest of each input, by its name or name/key, without fetching more than manifests."""
-    return {name: str(json.loads(_manifest_text(uri))["digest"]) for name, uri in _inputs(job)}
+    return {name: _digest_at(uri) for name, uri in _inputs(job)}
 
 
 def _inputs(job: Job) -> Iterator[tuple[str, str]]:
@@ -131,16 +132,16 @@ def _inputs(job: Job) -> Iterator[tuple[str, str]]:
             yield from ((f"{name}/{key}", uri) for key, uri in given.items())
 
 
-def _manifest_text(uri: str) -> str:
-    """Raises StageFailed if there is no artifact: a manifest is written last."""
-    try:
-        return storage.read_text(f"{uri.rstrip('/')}/{MANIFEST}")
-    except StageFailed:
+def _digest_at(uri: str) -> str:
+    """The content digest of an input. Raises StageFailed if it is not there whole."""
+    digest = storage.digest_at(uri)
+    if not digest:
         raise StageFailed(
             f"there is no whole artifact at {uri}",
             why=f"it has no {MANIFEST}, which is written last",
             fix="run the step that writes it",
-        ) from None
+        )
+    return digest
 
 
 def _fetched(job: Job, folder: Path) -> dict[str, str | Mapping[str, str]]:
@@ -155,7 +156,7 @@ def _fetched(job: Job, folder: Path) -> dict[str, str | Mapping[str, str]]:
 def _fetch(uri: str, folder: Path) -> str:
     if not storage.is_remote(uri):
         return uri
-    _manifest_text(uri)
+    _digest_at(uri)
     storage.fetch(uri, folder)
     print(f"fetched {uri}", flush=True)
     return str(folder)

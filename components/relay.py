@@ -17,6 +17,28 @@ _EVERY_S = 0.2
 Listener = Callable[[dict[str, Any]], None]
 
 
+class EventTail:
+    """Reads what is appended to a file of events. failure: the last event `failed`, if there was one."""
+
+    def __init__(self, file: Path, *, offset: int = 0) -> None:
+        self._file, self._offset = file, offset
+        self.failure: Mapping[str, Any] | None = None
+
+    def read(self) -> list[dict[str, Any]]:
+        """The events since the last call. A line that is still being written is left for the next."""
+        try:
+            with self._file.open("rb") as file:
+                file.seek(self._offset)
+                data = file.read()
+        except FileNotFoundError:
+            return []
+        whole = data[: data.rfind(b"\n") + 1]
+        self._offset += len(whole)
+        events = [json.loads(line) for line in whole.splitlines()]
+        self.failure = next((event for event in events if event["event"] == "failed"), self.failure)
+        return events
+
+
 class Relay:
     """While entered, calls every listener with each event that is appended to the file; see contract.Events.
 
@@ -25,8 +47,8 @@ class Relay:
     """
 
     def __init__(self, file: Path, listeners: Sequence[Listener]) -> None:
-        self._file, self._listeners = file, list(listeners)
-        self._offset = file.stat().st_size if file.exists() else 0  # what an earlier attempt said is told
+        told = file.stat().st_size if file.exists() else 0  # by an earlier attempt
+        self._tail, self._listeners = EventTail(file, offset=told), list(listeners)
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self._keep_passing_on, name="events", daemon=True)
 
@@ -46,25 +68,13 @@ class Relay:
         self._pass_on()
 
     def _pass_on(self) -> None:
-        for event in self._new_events():
+        for event in self._tail.read():
             for listener in tuple(self._listeners):
                 try:
                     listener(event)
                 except OSError as error:
                     self._listeners.remove(listener)
                     print(f"events are no longer passed on: {error}", file=sys.stderr, flush=True)
-
-    def _new_events(self) -> list[dict[str, Any]]:
-        """A line that is still being written is left for the next time."""
-        try:
-            with self._file.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        return [json.loads(line) for line in whole.splitlines()]
 
 
 def print_event(event: dict[str, Any]) -> None:

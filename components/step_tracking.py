@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from components import storage
-from components.errors import ExitCode, HpmlError
+from components.errors import ExitCode, HpmlError, StageFailed
 from components.tracking import Outbox, Status, are_events, start_sender, unsent_lines
 
 _FOLDER = "tracking"
@@ -143,13 +143,10 @@ class StepTracking:
         try:
             for number, name in enumerate(storage.list_names(place)[:_LEFT_OVER_AT_ONCE]):
                 uri = f"{place}/{name}"
-                text = storage.read_text(uri)
-                if not are_events(text):
-                    print(f"tracking: {uri} holds no events and is not sent", file=sys.stderr, flush=True)
-                    continue
-                file = self._folder / f"left-over-{number}.jsonl"
-                file.write_text(text)
-                self._left_over[uri] = file
+                text = _events_at(uri)
+                if text:
+                    self._left_over[uri] = self._folder / f"left-over-{number}.jsonl"
+                    self._left_over[uri].write_text(text)
         except HpmlError as error:
             self._say_not_reached(error)
 
@@ -175,3 +172,16 @@ class StepTracking:
 
     def _say_not_reached(self, error: HpmlError) -> None:
         print(f"tracking: events kept in the store are not reached: {error}", file=sys.stderr, flush=True)
+
+
+def _events_at(uri: str) -> str:
+    """The outbox at `uri`; "" if another step was faster, and, with a word on stderr, if it is no outbox."""
+    try:
+        text = storage.read_text(uri)
+    except StageFailed:  # it is gone, or no text
+        text = ""
+    if are_events(text):
+        return text
+    if storage.exists(uri):
+        print(f"tracking: {uri} holds no events and is not sent", file=sys.stderr, flush=True)
+    return ""

@@ -22,9 +22,9 @@ from types import TracebackType
 from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
 
 from components.artifacts import MANIFEST, new_folder_beside, publish, read_manifest, write_text_atomic
+from components.credentials import without_credentials
 from components.errors import HpmlError, StageFailed, Unavailable, UsageError
 from components.patience import patiently
-from components.tracking import without_credentials
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError

@@ -29,10 +29,11 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import IO, TYPE_CHECKING, Any, Literal
 
 from components.artifacts import write_text_atomic
 from components.contract import canonical_json
+from components.credentials import without_credentials as without_credentials
 from components.errors import HpmlError, StageFailed, Unavailable, UsageError, explained
 from components.process import die_with_parent
 
@@ -55,16 +56,6 @@ _SECRET_KEY = re.compile(
     r"(password|passwd|passphrase|secrets?|token|credentials?|authorization|(api|access|private)[-_]?key)$",
     re.IGNORECASE,
 )
-_USER_INFO = re.compile(r"([a-z][a-z0-9+.-]*://)[^/?#\s'\"]*@", re.IGNORECASE)
-_SECRET_QUERY = re.compile(
-    r"([?&;](?:x-(?:amz|goog)-[a-z-]+|sig|signature|[a-z_-]*(?:token|password|key|secret))=)[^&\s'\"]+",
-    re.IGNORECASE,
-)
-
-
-def without_credentials(text: str) -> str:
-    """`text` with user names, passwords and signatures taken out of every URI in it."""
-    return _SECRET_QUERY.sub(r"\1***", _USER_INFO.sub(r"\1", text))
 
 
 def flatten(values: Mapping[str, Any]) -> dict[str, str]:
@@ -179,9 +170,9 @@ def _read_events(outbox: Path, offset: int) -> tuple[list[dict[str, Any]], list[
     return [json.loads(line) for line in lines], ends
 
 
-def _has_ended(outbox: Path) -> bool:
-    """Whether the last event of the outbox is the end of the run, or says that there will be no more."""
-    *_, last = [b"{}", *outbox.read_bytes().split(b"\n")[:-1]]
+def _has_ended(outbox: Path, offset: int) -> bool:
+    """Whether the last event before byte `offset` is the run's end, or says that there will be no more."""
+    *_, last = [b"{}", *outbox.read_bytes()[:offset].split(b"\n")[:-1]]
     event = json.loads(last)
     return event.get("event") in ("ended", "closed") and not event["step"]
 
@@ -415,9 +406,10 @@ def drain(outbox: Path, tracking_uri: str, *, seconds: float = 30.0) -> Drained:
 
 def _drain(outbox: Path, uri: str, deadline_s: float) -> Drained:
     store = store_identity(uri)
-    events, ends = _read_events(outbox, _read_position(outbox, store))
+    position = _read_position(outbox, store)
+    events, ends = _read_events(outbox, position)
     if not events:
-        return Drained(0, _has_ended(outbox))
+        return Drained(0, _has_ended(outbox, position))
     sent = 0
     refused: list[str] = []
     try:
@@ -433,7 +425,7 @@ def _drain(outbox: Path, uri: str, deadline_s: float) -> Drained:
                 _write_position(outbox, store, ends[sent - 1])
     except HpmlError as error:
         return Drained(len(events) - sent, False, tuple(refused), str(error))
-    return Drained(0, _has_ended(outbox), tuple(refused))
+    return Drained(0, _has_ended(outbox, ends[-1]), tuple(refused))  # more may have come meanwhile
 
 
 @dataclass
@@ -594,15 +586,19 @@ def unsent(outbox: Path, tracking_uri: str) -> bool:
     return _read_position(outbox, store_identity(tracking_uri)) < outbox.stat().st_size
 
 
-def start_sender(outbox: Path, tracking_uri: str, earlier: Sequence[Path]) -> subprocess.Popen[bytes]:
-    """`main` in a process of its own, which ends with this one; what it says goes to stderr."""
-    command = [sys.executable, "-m", "components.tracking", str(outbox), FROM_ENVIRONMENT, *map(str, earlier)]
+def start_sender(
+    outbox: Path, tracking_uri: str, earlier: Sequence[Path], *, log: IO[bytes] | None = None
+) -> subprocess.Popen[bytes]:
+    """`main` in a process of its own, which ends with this one; what it says goes to `log`, or to stderr."""
+    command = [sys.executable, "-P", "-m", "components.tracking", str(outbox), FROM_ENVIRONMENT]
+    command += [str(path) for path in earlier]
     return subprocess.Popen(
         command,
         env=os.environ | {"MLFLOW_TRACKING_URI": tracking_uri, _PARENT: str(os.getpid())},
         stdin=subprocess.DEVNULL,
-        stdout=2,
-        start_new_session=True,  # a Ctrl-C is for the step, which then has events left to send
+        stdout=log or 2,
+        stderr=log or 2,
+        start_new_session=True,  # a Ctrl-C is for who started it, whose last events it still sends
     )
 
 

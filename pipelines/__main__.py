@@ -450,8 +450,8 @@ def logs(
     traceback: Annotated[bool, typer.Option(help="Also the traceback of a failure.")] = False,
 ) -> None:
     """Print the log of a step."""
+    from components.relay import EventTail
     from pipelines import kubeflow_runs, run_record
-    from pipelines.execution import EventTail
 
     record = run_record.load(home, run)
     known = _step(record, step)

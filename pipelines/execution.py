@@ -3,11 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -16,6 +13,7 @@ from typing import Any
 
 from components import tracking
 from components.errors import ExitCode, HpmlError
+from components.relay import EventTail
 from components.tracking import Outbox, store_identity
 from pipelines import run_record
 from pipelines.place import Ended, Held, Place, Watcher
@@ -404,25 +402,20 @@ class Execution:
             return
         self._outbox = Outbox(self._outbox_file)
         self._outbox.run_started(self._record.id, self._record.recipe, {})
-        told = (str(os.getpid()), str(self._outbox_file), self._settings.tracking_uri, *self._unsent())
         with self._tracking_log.open("ab") as log:
-            self._sender = subprocess.Popen(
-                [sys.executable, "-P", "-m", "pipelines.sender", *told],
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=log,
-                start_new_session=True,  # Ctrl-C is for the executor, whose last events it still sends
+            self._sender = tracking.start_sender(
+                self._outbox_file, self._settings.tracking_uri, self._unsent(), log=log
             )
 
     @property
     def _tracking_log(self) -> Path:
         return self._folder / "logs" / "tracking.log"
 
-    def _unsent(self) -> list[str]:
+    def _unsent(self) -> list[Path]:
         """The outboxes of earlier runs that MLflow has not taken whole."""
         outboxes = sorted(self._settings.home.glob(f"*/{self._outbox_file.name}"))
         return [
-            str(file)
+            file
             for file in outboxes
             if file != self._outbox_file
             and not file.parent.is_symlink()
@@ -458,28 +451,6 @@ class Execution:
 def _release(locks: tuple[Held, ...]) -> None:
     for lock in locks:
         lock.release()
-
-
-class EventTail:
-    """Reads what a running step appends to its events file."""
-
-    def __init__(self, path: Path) -> None:
-        self._path, self._offset = path, 0
-        self.failure: Mapping[str, Any] | None = None
-
-    def read(self) -> list[dict[str, Any]]:
-        """The whole lines that came since the last call. The step's failure, if told, is kept aside."""
-        try:
-            with self._path.open("rb") as file:
-                file.seek(self._offset)
-                data = file.read()
-        except FileNotFoundError:
-            return []
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
-        events = [json.loads(line) for line in whole.splitlines()]
-        self.failure = next((event for event in events if event["event"] == "failed"), self.failure)
-        return events
 
 
 def _cause(running: _Running, end: Ended) -> tuple[int, str]:

@@ -160,7 +160,7 @@ def test_a_stage_by_uri_writes_what_it_writes_by_path(
     assert {file.name for file in tmp_path.iterdir()} == {"events.jsonl", "fetched", "m"}
 
     told = events_in(remote.stdout)
-    assert {"metric", "progress", "finished"} == {event["event"] for event in told}
+    assert {"metric", "finished"} <= {event["event"] for event in told} <= {"metric", "progress", "finished"}
     assert told[-1]["digest"] == last["digest"] and told[-1]["metrics"] == last["metrics"]
     written = [json.loads(line) for line in events.read_text().splitlines()]
     named = [(event["event"], event.get("name")) for event in written if event["event"] != "progress"]
@@ -255,8 +255,9 @@ def test_what_an_earlier_attempt_finished_is_not_repeated(
     job: Job, bucket: Bucket, capsys: pytest.CaptureFixture[str]
 ) -> None:
     first = container.run(job)
-    assert container.run(job) == first
-    assert len(COUNTER) == 1
+    bucket.put("scratch/checkpoints-1/a")  # it was killed before it could tidy up
+    assert container.run(replace(job, scratch=f"{bucket.uri}/scratch")) == first
+    assert len(COUNTER) == 1 and "scratch/checkpoints-1/a" not in bucket.listing()
     assert "an earlier attempt at the same work" in capsys.readouterr().out
 
 

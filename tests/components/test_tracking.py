@@ -17,6 +17,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from components import tracking
 from components.errors import Unavailable
 from components.tracking import (
     Outbox,
@@ -161,6 +162,24 @@ def test_events_arrive_as_they_are_written(path: Path, uri: str, tmp_path: Path)
     assert not unsent(path, uri) and not unsent(tmp_path / "earlier.jsonl", uri)
 
 
+def test_an_end_that_comes_while_others_are_sent_is_not_taken_for_sent(
+    path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox = Outbox(path)
+    outbox.run_started("r1", "quickstart", {})
+    send = tracking._Sink.send
+
+    def send_and_end(self: tracking._Sink, events: list[dict[str, Any]]) -> list[str]:
+        if len(events) == 1 and events[0]["event"] == "started":
+            outbox.run_ended("FINISHED")
+        return send(self, events)
+
+    monkeypatch.setattr(tracking._Sink, "send", send_and_end)
+    assert not drain(path, uri).ended
+    assert drain(path, uri).ended
+    assert tracked(uri)[""].info.status == "FINISHED"
+
+
 def test_an_outage_delays_and_loses_nothing(path: Path, tmp_path: Path, new_store: Path) -> None:
     write_a_run(path)
     place = tmp_path / "place"
@@ -223,6 +242,89 @@ def test_a_resumed_run_is_the_same_run(path: Path, uri: str) -> None:
     runs = tracked(uri)
     assert set(runs) == {"", "train"} and runs["train"].info.status == "FINISHED"
     assert [point[:2] for point in loss_points(uri, runs["train"])] == [(0, 1.0), (1, 0.5)]
+
+
+class Rival:
+    """Another sender that makes the same run at the same moment: its run is there when ours is."""
+
+    def __init__(self, sink: tracking._Sink, *, older: bool) -> None:
+        self._mlflow, self._create, self._older = sink._client, sink._client.create_run, older
+        self.runs: list[str] = []
+
+    def create_run(self, experiment: str, start_time: int, tags: dict[str, str]) -> Any:
+        before = start_time - 1000 if self._older else start_time + 1000
+        self.runs.append(self._create(experiment, start_time=before, tags=tags).info.run_id)
+        return self._create(experiment, start_time=start_time, tags=tags)
+
+
+def sink_with_a_rival(
+    uri: str, monkeypatch: pytest.MonkeyPatch, *, older: bool
+) -> tuple[tracking._Sink, Rival]:
+    monkeypatch.setattr(tracking, "_SETTLE_S", 0.5)
+    sink = tracking._Sink(uri)
+    rival = Rival(sink, older=older)
+    monkeypatch.setattr(sink._client, "create_run", rival.create_run)
+    return sink, rival
+
+
+def some_events(path: Path) -> list[dict[str, Any]]:
+    outbox = Outbox(path)
+    outbox.run_joined("r1", "quickstart")
+    outbox.step_started("train", {"lr": 0.1})
+    return [json.loads(line) for line in path.read_text().splitlines()]
+
+
+@pytest.mark.parametrize("older", [True, False])
+def test_of_several_that_make_a_run_all_but_one_withdraw(
+    path: Path, uri: str, monkeypatch: pytest.MonkeyPatch, older: bool
+) -> None:
+    """An older rival is kept. A younger one that stays had looked before ours was there, and is kept too."""
+    sink, rival = sink_with_a_rival(uri, monkeypatch, older=older)
+    assert sink.send(some_events(path)) == []
+    runs = tracked(uri)  # none twice
+    assert [runs[step].info.run_id for step in ("", "train")] == rival.runs
+    assert runs["train"].data.params == {"lr": "0.1"}
+    assert runs["train"].data.tags["mlflow.parentRunId"] == rival.runs[0]
+
+
+def test_a_younger_rival_that_withdraws_leaves_ours(
+    path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    sink, rival = sink_with_a_rival(uri, monkeypatch, older=False)
+    search = sink._search
+
+    def after_withdrawing(run: str) -> list[Any]:
+        found = search(run)
+        for withdrawn in rival.runs:
+            sink._client.delete_run(withdrawn)
+        rival.runs.clear()
+        return found
+
+    monkeypatch.setattr(sink, "_search", after_withdrawing)
+    assert sink.send(some_events(path)) == []
+    assert set(tracked(uri)) == {"", "train"}
+
+
+def test_a_run_that_was_withdrawn_after_it_was_found_is_replaced(
+    path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    outbox = Outbox(path)
+    outbox.run_joined("r1", "quickstart")
+    outbox.step_started("train", {})
+    assert drain(path, uri).remaining == 0
+    find = tracking._Sink._find
+
+    def find_and_lose(self: tracking._Sink, update: Any) -> None:
+        find(self, update)
+        client(uri).delete_run(tracked(uri)["train"].info.run_id)
+
+    outbox.metric("train", "loss", 0.5, 0, 1000.0)
+    monkeypatch.setattr(tracking._Sink, "_find", find_and_lose)
+    drained = drain(path, uri)
+    assert drained.remaining == 1 and not drained.refused and "was deleted meanwhile" in drained.problem
+    monkeypatch.undo()
+    assert drain(path, uri).remaining == 0
+    assert tracked(uri)["train"].data.metrics == {"loss": 0.5}
 
 
 def test_a_run_of_someone_else_is_adopted_and_left_open(
