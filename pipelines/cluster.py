@@ -51,13 +51,13 @@ class ClusterConfig(Config):
     image_pull_secrets: tuple[DnsLabel, ...] = ()
     store: StoreUri = "s3://hpml"  # artifacts, checkpoints, unsent tracking events
     store_secret: DnsLabel = "hpml-store"  # noqa: S105 - its name; its keys are AWS_ACCESS_KEY_ID and so on
-    tracking_uri: str = "http://mlflow:5000"  # as pods see it; empty: runs are not tracked there
+    tracking_uri: str = "http://mlflow.hpml:5000"  # as pods see it; empty: runs are not tracked there
     stage_account: DnsLabel = "hpml-stage"
     launcher_account: DnsLabel = "hpml-launcher"
     gpu_resource: str = "nvidia.com/gpu"  # or a MIG profile, such as nvidia.com/mig-1g.10gb
     shared_memory: Quantity = "1Gi"  # /dev/shm of a pod with GPUs or workers; counts as its memory
     timeout_s: int = Field(default=4 * 3600, ge=1)  # of one step
-    pending_s: int = Field(default=900, ge=1)  # how long a pod may wait for its image; those of a training, for room
+    pending_s: int = Field(default=900, ge=1)  # a pod may wait so long for its image; a training's, for room
     keep_failed_s: int = Field(default=3600, ge=0)  # how long what failed is kept for a look
     queue: str = ""  # Kueue's LocalQueue, where Kueue admits jobs
     stages: dict[str, StageNeeds] = Field(default_factory=dict)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from components import hardware
+from pipelines.cluster import ClusterConfig
 
 
 @dataclass(frozen=True)
@@ -27,15 +28,15 @@ class Finding:
     advice: str = ""
 
 
-def examine() -> list[Finding]:
-    """Look at everything. Imports none of the heavy libraries and contacts nothing."""
+def examine(cluster: ClusterConfig) -> list[Finding]:
+    """Look at everything. Imports none of the heavy libraries, and contacts nothing but the cluster."""
     return [
         _python(),
         _machine(),
         *(_library(name, advice, optional=optional) for name, advice, optional in _LIBRARIES),
         _gpus(),
         _container_engine(),
-        _cluster(),
+        *_cluster(cluster),
         _telemetry(),
         _disk(),
     ]
@@ -91,12 +92,18 @@ def _container_engine() -> Finding:
     return Finding("containers", "optional", "neither podman nor docker", "to build images: install podman")
 
 
-def _cluster() -> Finding:
-    config = Path(os.environ.get("KUBECONFIG", "~/.kube/config")).expanduser()
-    if config.is_file():
-        return Finding("cluster", "ok", f"kubeconfig {config}")
-    advice = "set KUBECONFIG to reach a Kubernetes cluster"
-    return Finding("cluster", "optional", "no kubeconfig", advice)
+def _cluster(config: ClusterConfig) -> list[Finding]:
+    """Of the cluster that is configured, if one is."""
+    from pipelines import cluster_doctor, kube
+
+    known = os.environ.get("KUBECONFIG") or Path("~/.kube/config").expanduser().exists() or kube.TOKEN.exists()
+    if not known:
+        advice = "set KUBECONFIG to reach a Kubernetes cluster"
+        return [Finding("cluster", "optional", "no kubeconfig", advice)]
+    if importlib.util.find_spec("kubernetes") is None:
+        advice = "to reach a cluster: pip install 'hpml-pipeline[cluster]'"
+        return [Finding("cluster", "optional", "the package kubernetes is not installed", advice)]
+    return cluster_doctor.examine(config)
 
 
 def _answers(command: Sequence[str]) -> bool:

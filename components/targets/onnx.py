@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -137,7 +138,7 @@ def _quantize(
         kept = candidates[0]
         if latencies_ms and latencies_ms["int8"] < _CLEARLY_FASTER * latencies_ms["uint8"]:
             kept = "int8"
-        files[kept].replace(file)
+        shutil.move(files[kept], file)  # scratch may be on another file system
     notes = []
     if latencies_ms:
         notes.append(f"activations are {kept}: uint8 and int8 were both measured where it was built")
