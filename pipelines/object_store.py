@@ -1,0 +1,180 @@
+"""The store of runs whose steps are in a cluster: artifacts by content in S3, beside a workspace on disk.
+
+    <uri>/artifacts/<step>-<hex>/   artifacts, as the steps delivered them
+    <uri>/keys/<key>.json           {"digest", "uri", "material"}
+    <uri>/newest/<step>             the key of the newest result of a step of that name
+    <uri>/scratch/<key>/            checkpoints of unfinished steps
+
+S3 has no rename: an artifact's manifest is written last, so that what has one is whole. It has no locks
+either, and none are needed: two runs that compute the same key deliver to places of their own, and whichever
+remembers its result last is the one that is found. The work was done twice, and nothing is wrong.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from pydantic import JsonValue, ValidationError
+
+from components import storage
+from components.artifacts import MANIFEST, Artifact, Manifest, open_artifact, parse_manifest
+from components.contract import Config
+from components.errors import HpmlError, StageFailed
+from pipelines.provenance import Material
+from pipelines.store import Store
+
+_READ_BY_STEPS_ONLY = {"dataset", "model", "engine"}  # the large ones; all other kinds are brought here
+
+
+class _Record(Config):
+    """What a key led to."""
+
+    digest: str
+    uri: str
+    material: dict[str, JsonValue]
+
+
+class ObjectStore:
+    """The artifacts below `uri` (s3://bucket/prefix), for the workspace `home`.
+
+    What commands such as `hpml report` read is also put into the workspace's own store. say: is told what the
+    user should know. Every method raises Unavailable if S3 does not answer.
+    """
+
+    def __init__(self, home: Path, uri: str, say: Callable[[str], None]) -> None:
+        self._local, self._uri, self._say = Store(home), uri.rstrip("/"), say
+        self._manifests: dict[str, Manifest] = {}  # by content digest, of all that this run came to know
+        self._uris: dict[str, str] = {}
+
+    def in_use(self) -> AbstractContextManager[None]:
+        """Keep what is in the workspace's store. Nothing of ours removes anything from S3."""
+        return self._local.in_use()
+
+    # -------------------------------------------------------------------------------------- keys and objects
+
+    def lookup(self, key: str) -> str | None:
+        """The content digest that `key` led to, if all files of that artifact are still there."""
+        record = self._record(key)
+        if record is None:
+            return None
+        try:
+            manifest = self._read_manifest(record.uri)
+            if set(manifest.files) - set(storage.list_names(record.uri)):
+                return None
+            self._remember(manifest, record.uri)
+        except StageFailed:  # it is gone or damaged
+            return None
+        return manifest.digest if manifest.digest == record.digest else None
+
+    def _record(self, key: str) -> _Record | None:
+        uri = self._key_file(key)
+        if not storage.exists(uri):
+            return None
+        try:
+            record = _Record.model_validate_json(storage.read_text(uri))
+        except (ValidationError, StageFailed):
+            return None
+        return record if record.uri.startswith(f"{self._uri}/artifacts/") else None
+
+    def _key_file(self, key: str) -> str:
+        return f"{self._uri}/keys/{key}.json"
+
+    def _read_manifest(self, uri: str) -> Manifest:
+        file = f"{uri}/{MANIFEST}"
+        return parse_manifest(storage.read_text(file), where=file)
+
+    def _remember(self, manifest: Manifest, uri: str) -> None:
+        self._manifests[manifest.digest], self._uris[manifest.digest] = manifest, uri
+        if manifest.kind not in _READ_BY_STEPS_ONLY:
+            self.open(manifest.digest)
+
+    def last_material(self, step: str) -> Material | None:
+        """What the newest result of a step of this name was made of."""
+        uri = f"{self._uri}/newest/{step}"
+        record = self._record(storage.read_text(uri)) if storage.exists(uri) else None
+        return Material(record.material) if record else None
+
+    def location(self, digest: str) -> str:
+        """The URI of an artifact that was looked up or accepted."""
+        return self._uris[digest]
+
+    def manifest(self, digest: str) -> Manifest:
+        """The manifest of an artifact that was looked up or accepted."""
+        return self._manifests[digest]
+
+    def open(self, digest: str) -> Artifact[Any]:
+        """An artifact that was looked up or accepted, verified, from the workspace's store.
+
+        It is downloaded if it is not there. Raises StageFailed if it is damaged.
+        """
+        try:
+            return self._local.open(digest)
+        except StageFailed:  # it is not here, or not whole
+            folder = Path(self._local.incoming("fetched"))
+            storage.fetch(self._uris[digest], folder)
+            found = open_artifact(folder, kind=self._manifests[digest].kind)
+            if found.digest != digest:
+                raise StageFailed(
+                    f"{self._uris[digest]} holds another artifact than a moment ago",
+                    why=f"its digest is {found.digest[:12]}, not {digest[:12]}",
+                    fix="run again; ask who else writes to this store",
+                ) from None
+            self._local.add(folder)
+            return self._local.open(digest)
+
+    def incoming(self, step: str) -> str:
+        """A fresh URI for a step to deliver its artifact to."""
+        return f"{self._uri}/artifacts/{step}-{uuid4().hex[:12]}"
+
+    def accept(self, delivered: str, key: str, material: Material, step: str) -> str:
+        """Remember that `key` leads to the artifact at `delivered`, and return its content digest.
+
+        Raises StageFailed if there is no artifact, or it is damaged.
+        """
+        manifest = self._read_manifest(delivered)
+        self._remember(manifest, delivered)
+        record = {"digest": manifest.digest, "uri": delivered, "material": dict(material.fields)}
+        storage.write_text(self._key_file(key), json.dumps(record))
+        storage.write_text(f"{self._uri}/newest/{step}", key)
+        return manifest.digest
+
+    def keep_rejected(self, delivered: str, folder: Path) -> bool:
+        """Download what a gate refused to `folder`, for a look; returns whether there was anything."""
+        part = Path(self._local.incoming("rejected"))
+        try:
+            if not storage.exists(f"{delivered}/{MANIFEST}"):
+                return False
+            storage.fetch(delivered, part)
+        except HpmlError as error:  # the step's own failure is what matters
+            self._say(f"what was refused is left at {delivered}: {error}")
+            return False
+        folder.parent.mkdir(exist_ok=True)
+        shutil.move(part, folder)
+        return True
+
+    def scratch(self, key: str) -> str:
+        """The URI of the folder that outlives failed attempts at `key`."""
+        return f"{self._uri}/scratch/{key}"
+
+    # ------------------------------------------------------------------------------------------------- locks
+
+    def try_lock(self, key: str) -> _Granted:
+        """Always granted: see the module's docstring."""
+        return _Granted()
+
+    def try_machine(self, *, alone: bool) -> _Granted:
+        """Always granted: the machines are Kubernetes' to share out."""
+        return _Granted()
+
+
+class _Granted:
+    """What nobody else is kept from."""
+
+    def release(self) -> None:
+        """Nothing was taken."""

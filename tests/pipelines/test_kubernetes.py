@@ -1,0 +1,726 @@
+"""Steps as Jobs, against a small API server with scripted pods and moto's S3."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from conftest import Listener
+from moto.server import ThreadedMotoServer
+
+from components import storage
+from components.errors import ConfigInvalid, ExitCode, Unavailable
+from pipelines import cluster_doctor, cluster_job, graph, kube, recipe, run_record
+from pipelines.cluster_job import Attendant, End, job_body
+from pipelines.execution import Execution, Settings
+from pipelines.kubernetes import Jobs
+from pipelines.place import Ended, Place
+from pipelines.plan import Plan, trace
+from pipelines.run_record import RunRecord
+from tests.pipelines.fake_jobs import DIGEST, FakeJobs, Program, Write, ends
+
+Json = dict[str, Any]
+RUN = "small-20260101-000000-abcd"
+RECIPE = """
+name: small
+data: digits
+train: {model: {architecture: cnn, arguments: {width: 4}}, epochs: 1}
+cluster: {pending_s: 1}
+"""
+ENTRYPOINT = ["python", "-m", "components"]
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture
+def cluster(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeJobs]:
+    """A cluster with all that k8s/base sets up, and an empty bucket."""
+    import boto3
+    import requests
+
+    for module, name in ((kube, "RETRY_EVERY_S"), (cluster_job, "_LOOK_EVERY_S")):
+        monkeypatch.setattr(module, name, 0.05)
+    secret = {"AWS_ACCESS_KEY_ID": "theirs", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
+    for name in (*secret, "AWS_ENDPOINT_URL", "AWS_SESSION_TOKEN"):
+        monkeypatch.setenv(name, "")  # so that what `use_store` sets does not outlive the test
+        monkeypatch.delenv(name)
+    requests.post(f"{endpoint}/moto-api/reset", timeout=10)
+    client = boto3.client(
+        "s3",
+        region_name="us-east-1",
+        endpoint_url=endpoint,
+        aws_access_key_id="x",
+        aws_secret_access_key="x",
+    )
+    client.create_bucket(Bucket="hpml")
+    fake = FakeJobs()
+    fake.add_secret("hpml-store", AWS_ENDPOINT_URL=endpoint, **secret)
+    for account in ("hpml-stage", "hpml-launcher"):
+        fake.add("serviceaccounts", {"metadata": {"name": account}})
+    with fake.serving() as serving:
+        monkeypatch.setenv("KUBECONFIG", str(serving.kubeconfig(tmp_path / "kubeconfig")))
+        yield serving
+
+
+@pytest.fixture
+def listener() -> Listener:
+    return Listener()
+
+
+@dataclass
+class Bench:
+    """A place, and what a test does with it."""
+
+    jobs: Jobs
+    plan: Plan
+    home: Path
+
+    def start(self, step: str, **config: Any) -> int:
+        node = self.plan.nodes[step]
+        logs = self.home / RUN / "logs"
+        logs.mkdir(parents=True, exist_ok=True)
+        job = {
+            "run": node.run_path,
+            "config": {**node.config.model_dump(mode="json"), **config},
+            "inputs": {name: f"s3://hpml/artifacts/{name}" for name in node.inputs},
+            "out": "s3://hpml/artifacts/new",
+            "scratch": "s3://hpml/scratch/key",
+            "events": str(logs / f"{step}.events.jsonl"),
+            "threads": 1,
+            "import_paths": ("/home/of/the/user",),
+            "code_digest": "digest",
+            "libraries": {},
+        }
+        return self.jobs.start(node, job, logs / f"{step}.log")
+
+    def end(self, timeout_s: float = 20) -> Ended:
+        until = time.monotonic() + timeout_s
+        while time.monotonic() < until:
+            for ended in self.jobs.ended(0.1):
+                return ended
+        raise AssertionError("no step ended")
+
+    def log(self, step: str) -> str:
+        return (self.home / RUN / "logs" / f"{step}.log").read_text()
+
+    def events(self, step: str) -> list[Json]:
+        lines = (self.home / RUN / "logs" / f"{step}.events.jsonl").read_text().splitlines()
+        return [json.loads(line) for line in lines]
+
+
+@pytest.fixture
+def open_jobs(cluster: FakeJobs, tmp_path: Path, listener: Listener) -> Callable[..., Bench]:
+    """A place for the recipe above, with overrides."""
+
+    def make(*overrides: str, tracking: bool = True) -> Bench:
+        file = tmp_path / "small.yaml"
+        file.write_text(RECIPE)
+        loaded = recipe.load(file, overrides)
+        settings = Settings(home=tmp_path / "runs", tracking_uri="http://mlflow:5000" if tracking else "")
+        jobs = Jobs(loaded, settings, RUN, listener)
+        return Bench(jobs, trace(graph.graph, loaded.recipe), tmp_path / "runs")
+
+    return make
+
+
+def environment(pod: Json) -> dict[str, str]:
+    return {item["name"]: item.get("value", "") for item in pod["spec"]["containers"][0]["env"]}
+
+
+# ----------------------------------------------------------------------------------------- a step and its Job
+
+
+def test_it_is_a_place(open_jobs: Callable[..., Bench]) -> None:
+    place: Place = open_jobs().jobs
+    assert place.cpus is None
+    assert place.tracks
+
+
+def test_the_output_of_a_step_is_parted_into_log_and_events(
+    open_jobs: Callable[..., Bench], cluster: FakeJobs
+) -> None:
+    progress = {"event": "progress", "time_s": 1.0, "done": 1, "total": 2, "unit": "steps", "note": ""}
+    cluster.program = ends("hello", f"#hpml {json.dumps(progress)}", '#hpml {"event": "nonsense"}', "bye")
+    bench = open_jobs()
+    number = bench.start("prepare")
+    ended = bench.end()
+    assert (ended.job, ended.exit_code) == (number, 0)
+    assert bench.log("prepare") == 'hello\n#hpml {"event": "nonsense"}\nbye\n'
+    assert bench.events("prepare") == [progress]
+
+
+def test_what_a_pod_is_told(open_jobs: Callable[..., Bench], cluster: FakeJobs) -> None:
+    bench = open_jobs("cluster.queue=gpus", "cluster.stages.prepare.timeout_s=77")
+    cluster.runs_pods = False
+    bench.jobs._surroundings = _Everywhere()  # type: ignore[assignment]
+    bench.start("prepare", licence="costs $(AWS_SECRET_ACCESS_KEY)")
+    job = _wait_for(lambda: next(iter(cluster.jobs.values()), None))
+    assert job["spec"]["activeDeadlineSeconds"] == 77
+    assert job["spec"]["backoffLimit"] == 0
+    assert job["spec"]["suspend"] is True
+    assert job["metadata"]["labels"]["kueue.x-k8s.io/queue-name"] == "gpus"
+    assert job["metadata"]["labels"]["hpml.dev/run"] == RUN
+    [owner] = job["metadata"]["ownerReferences"]
+    assert owner["uid"] == cluster.all("configmaps")[0]["metadata"]["uid"]
+    command = job["spec"]["template"]["spec"]["containers"][0]["command"]
+    assert command[:4] == [*ENTRYPOINT, "prepare"]
+    assert command[command.index("--events") + 1] == "-"
+    assert "costs $$(AWS_SECRET_ACCESS_KEY)" in command[command.index("--config") + 1]
+    assert "/home/of/the/user" not in json.dumps(job)
+    assert environment(job["spec"]["template"])["HPML_RUN"] == RUN
+
+
+def test_a_training_on_nodes_is_launched(open_jobs: Callable[..., Bench], cluster: FakeJobs) -> None:
+    bench = open_jobs("train.nodes=2", "train.batch_size=64")
+    cluster.program = ends()
+    bench.start("train")
+    bench.end()
+    job = cluster.jobs[f"{RUN}-train"]
+    pod = job["spec"]["template"]
+    command = pod["spec"]["containers"][0]["command"]
+    assert command[:3] == ["python", "-m", "pipelines.pytorchjob"]
+    assert command[command.index("--run") + 1 : command.index("--run") + 5] == [
+        RUN,
+        "--step",
+        "train",
+        "train",
+    ]
+    assert pod["spec"]["serviceAccountName"] == "hpml-launcher"
+    assert pod["metadata"]["labels"]["app.kubernetes.io/component"] == "launcher"
+    assert pod["spec"]["containers"][0]["image"].startswith("hpml-client:")
+    [name] = [item for item in pod["spec"]["containers"][0]["env"] if item["name"] == "HPML_POD_NAME"]
+    assert name["valueFrom"] == {"fieldRef": {"fieldPath": "metadata.name"}}
+
+
+def test_only_the_last_step_ends_the_run_in_mlflow(
+    open_jobs: Callable[..., Bench], cluster: FakeJobs
+) -> None:
+    bench = open_jobs()
+    bench.jobs.prepare(tuple(bench.plan.nodes[name] for name in ("report", "deploy")))
+    for step in ("report", "deploy"):
+        bench.start(step)
+        bench.end()
+    last = {
+        name: environment(job["spec"]["template"]).get("HPML_LAST")
+        for name, job in cluster.jobs.items()
+        if "about" not in name
+    }
+    assert last == {f"{RUN}-report": None, f"{RUN}-deploy": "1"}
+
+
+def test_a_run_that_is_not_tracked_tells_its_pods_no_run(
+    open_jobs: Callable[..., Bench], cluster: FakeJobs
+) -> None:
+    bench = open_jobs(tracking=False)
+    bench.start("prepare")
+    bench.end()
+    told = environment(cluster.jobs[f"{RUN}-prepare"]["spec"]["template"])
+    assert "HPML_RUN" not in told
+    assert told["MLFLOW_TRACKING_URI"]  # the registry is there all the same
+
+
+class _Everywhere(dict[str, Any]):
+    """Surroundings that need not be asked for."""
+
+    def __contains__(self, key: object) -> bool:
+        return True
+
+    def __missing__(self, key: str) -> Any:
+        from pipelines.provenance import here
+
+        return here()
+
+
+def _wait_for(look: Callable[[], Any], seconds: float = 20) -> Any:
+    until = time.monotonic() + seconds
+    while time.monotonic() < until:
+        found = look()
+        if found:
+            return found
+        time.sleep(0.02)
+    raise AssertionError("it did not come")
+
+
+# ---------------------------------------------------------------------------------------------- how steps end
+
+
+def failed_event(message: str, code: int) -> str:
+    event = {"event": "failed", "time_s": 1.0, "message": message, "exit_code": code, "traceback": "..."}
+    return f"#hpml {json.dumps(event)}"
+
+
+def oom_killed(cluster: FakeJobs) -> Program:
+    def program(pod: Json, write: Write, stop: threading.Event) -> int:
+        write(failed_event("a worker died", ExitCode.STAGE_FAILED))
+        cluster.end_pod(pod, 137, "OOMKilled")
+        return -1
+
+    return program
+
+
+def evicted(cluster: FakeJobs) -> Program:
+    def program(pod: Json, write: Write, stop: threading.Event) -> int:
+        write(failed_event("stopped by SIGTERM -> run again to resume", ExitCode.TERMINATED))
+        disrupted = {"type": "DisruptionTarget", "status": "True", "message": "the node is drained"}
+        pod["status"]["conditions"] = [disrupted]
+        cluster.end_pod(pod, 143)
+        return -1
+
+    return program
+
+
+def past_its_deadline(cluster: FakeJobs) -> Program:
+    def program(pod: Json, write: Write, stop: threading.Event) -> int:
+        write(failed_event("stopped by SIGTERM -> run again to resume", ExitCode.TERMINATED))
+        cluster.fail_job(pod["metadata"]["labels"]["job-name"], "DeadlineExceeded")
+        cluster.end_pod(pod, 143)
+        return -1
+
+    return program
+
+
+def deleted(cluster: FakeJobs) -> Program:
+    def program(pod: Json, write: Write, stop: threading.Event) -> int:
+        cluster.remove("pods", pod["metadata"]["name"])
+        cluster.fail_job(pod["metadata"]["labels"]["job-name"], "BackoffLimitExceeded")
+        return -1
+
+    return program
+
+
+@pytest.mark.parametrize(
+    ("program", "code", "message"),
+    [
+        (lambda _: ends(failed_event("too slow", 5), code=5), ExitCode.GATE_FAILED, "too slow"),
+        (lambda _: ends(code=7), ExitCode.STAGE_FAILED, "with exit code 7"),
+        (lambda _: ends(code=139), ExitCode.STAGE_FAILED, "by signal 11"),
+        (oom_killed, ExitCode.STAGE_FAILED, "more memory than its limit of 1Gi"),
+        (evicted, ExitCode.UNAVAILABLE, "the node is drained -> run again: it resumes"),
+        (past_its_deadline, ExitCode.STAGE_FAILED, "longer than its timeout of 14400 s"),
+        (deleted, ExitCode.UNAVAILABLE, "its pod was deleted or evicted"),
+    ],
+)
+def test_why_a_step_failed(
+    open_jobs: Callable[..., Bench],
+    cluster: FakeJobs,
+    program: Callable[[FakeJobs], Program],
+    code: ExitCode,
+    message: str,
+) -> None:
+    cluster.program = program(cluster)
+    bench = open_jobs()
+    bench.start("prepare")
+    assert bench.end().exit_code
+    [failure] = [event for event in bench.events("prepare") if event["event"] == "failed"]
+    assert failure["exit_code"] == code
+    assert message in failure["message"]
+
+
+def test_an_image_that_cannot_be_had_is_given_up_and_said_meanwhile(
+    open_jobs: Callable[..., Bench], cluster: FakeJobs, listener: Listener
+) -> None:
+    bench = open_jobs()
+    bench.jobs.surroundings("prepare")
+    cluster.runs_pods = False
+    bench.start("prepare")
+    job = _wait_for(lambda: cluster.jobs.get(f"{RUN}-prepare"))
+    pod = cluster.pod_of(job)
+    cluster.set_state(pod, "Pending", "step", waiting={"reason": "ErrImagePull", "message": "no such image"})
+    bench.end()
+    [failure] = bench.events("prepare")
+    assert failure["exit_code"] == ExitCode.UNAVAILABLE
+    assert (
+        "given up after 1 s: the node cannot get the image the/image:1: no such image" in failure["message"]
+    )
+    assert any(text.startswith("prepare: waiting, for 1 s") for text in listener.said)
+    assert not cluster.all("jobs"), "it would start when nobody looks any more"
+
+
+def test_room_is_waited_for_until_the_deadline(
+    open_jobs: Callable[..., Bench], cluster: FakeJobs, listener: Listener
+) -> None:
+    bench = open_jobs()
+    bench.jobs.surroundings("prepare")
+    cluster.runs_pods = False
+    bench.start("prepare")
+    job = _wait_for(lambda: cluster.jobs.get(f"{RUN}-prepare"))
+    condition = {
+        "type": "PodScheduled",
+        "status": "False",
+        "reason": "Unschedulable",
+        "message": "Insufficient gpu",
+    }
+    cluster.pod_of(job)["status"]["conditions"] = [condition]
+    _wait_for(lambda: any("Insufficient gpu" in text for text in listener.said))
+    time.sleep(1.2)  # more than pending_s
+    assert bench.jobs.ended(0) == []
+    cluster.remove("pods", f"{RUN}-prepare-x")
+    cluster.fail_job(f"{RUN}-prepare", "DeadlineExceeded")
+    bench.end()
+    [failure] = bench.events("prepare")
+    assert failure["exit_code"] == ExitCode.UNAVAILABLE
+    assert "did not start within 14400 s: no node has room" in failure["message"]
+
+
+def test_another_image_of_the_same_name_is_refused(
+    open_jobs: Callable[..., Bench], cluster: FakeJobs
+) -> None:
+    bench = open_jobs()
+    assert bench.jobs.surroundings("prepare").image == DIGEST
+    cluster.image = "cd" * 32
+    bench.start("prepare")
+    bench.end()
+    [failure] = bench.events("prepare")
+    assert failure["exit_code"] == ExitCode.CONFIG_INVALID
+    assert "another image of the same name" in failure["message"]
+
+
+def test_an_outage_of_the_api_loses_no_line(open_jobs: Callable[..., Bench], cluster: FakeJobs) -> None:
+    bench = open_jobs()
+    bench.jobs.surroundings("prepare")
+
+    def program(pod: Json, write: Write, stop: threading.Event) -> int:
+        for number in range(60):
+            write(f"line {number}")
+            if number == 20:
+                cluster.outage.set()
+            if number == 40:
+                cluster.outage.clear()
+            time.sleep(0.02)
+        return 0
+
+    cluster.program = program
+    bench.start("prepare")
+    assert bench.end().exit_code == 0
+    assert bench.log("prepare").splitlines() == [f"line {number}" for number in range(60)]
+
+
+def test_a_cluster_that_is_lost_fails_the_step(
+    open_jobs: Callable[..., Bench],
+    cluster: FakeJobs,
+    listener: Listener,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("pipelines.kubernetes._PATIENCE_S", 0.3)
+    bench = open_jobs()
+    bench.jobs.surroundings("prepare")
+
+    def program(pod: Json, write: Write, stop: threading.Event) -> int:
+        cluster.outage.set()
+        return 0
+
+    cluster.program = program
+    bench.start("prepare")
+    assert bench.end().exit_code == ExitCode.UNAVAILABLE
+    assert "does not answer" in bench.events("prepare")[-1]["message"]
+    bench.jobs.close("failed")
+    assert any("was not cleared away" in text and "delete configmap" in text for text in listener.said)
+
+
+# ------------------------------------------------------------------------------------------ stopping, closing
+
+
+def saves_on_sigterm(pod: Json, write: Write, stop: threading.Event) -> int:
+    write("working")
+    stop.wait(20)
+    write("saved")
+    write(failed_event("stopped by SIGTERM -> run again to resume", ExitCode.TERMINATED))
+    return ExitCode.TERMINATED
+
+
+def test_sigterm_deletes_the_job_and_hears_what_it_still_says(
+    open_jobs: Callable[..., Bench], cluster: FakeJobs
+) -> None:
+    cluster.program = saves_on_sigterm
+    bench = open_jobs()
+    number = bench.start("prepare")
+    _wait_for(lambda: "working" in bench.log("prepare"))
+    bench.jobs.signal(number, signal.SIGTERM)
+    assert bench.end().exit_code == ExitCode.TERMINATED
+    assert bench.log("prepare").splitlines()[-1] == "saved"
+    assert bench.events("prepare")[-1]["exit_code"] == ExitCode.TERMINATED
+    assert not [job for job in cluster.all("jobs") if job["metadata"]["name"] == f"{RUN}-prepare"]
+
+
+def test_sigkill_waits_for_nothing(open_jobs: Callable[..., Bench], cluster: FakeJobs) -> None:
+    def stubborn(pod: Json, write: Write, stop: threading.Event) -> int:
+        threading.Event().wait(20)
+        return 0
+
+    cluster.program = stubborn
+    bench = open_jobs()
+    number = bench.start("prepare")
+    _wait_for(lambda: cluster.jobs.get(f"{RUN}-prepare"))
+    cluster.outage.set()
+    bench.jobs.signal(number, signal.SIGKILL)
+    assert bench.end(timeout_s=2).exit_code == ExitCode.TERMINATED
+    assert bench.jobs.ended(0) == []
+    cluster.outage.clear()
+
+
+def test_nothing_is_left_of_a_run_that_is_done(open_jobs: Callable[..., Bench], cluster: FakeJobs) -> None:
+    bench = open_jobs()
+    for step in ("prepare", "report"):
+        bench.start(step)
+        bench.end()
+    assert cluster.all("jobs")
+    bench.jobs.close("done")
+    assert not cluster.all("jobs")
+    assert not cluster.all("configmaps")
+
+
+def test_of_a_run_that_failed_what_failed_is_kept(
+    open_jobs: Callable[..., Bench], cluster: FakeJobs, listener: Listener
+) -> None:
+    bench = open_jobs()
+    bench.start("prepare")
+    bench.end()
+    cluster.program = ends(code=7)
+    bench.start("report")
+    bench.end()
+    bench.jobs.close("failed")
+    [kept] = cluster.all("jobs")
+    assert kept["metadata"]["name"] == f"{RUN}-report"
+    assert kept["spec"]["ttlSecondsAfterFinished"] == 3600
+    assert not cluster.all("configmaps")
+    assert any(f"describe job {RUN}-report" in text for text in listener.said)
+
+
+def test_what_a_step_could_not_tell_mlflow_is_left_for_the_next(
+    open_jobs: Callable[..., Bench], cluster: FakeJobs
+) -> None:
+    cluster.program = oom_killed(cluster)
+    bench = open_jobs()
+
+    def mute(pod: Json, write: Write, stop: threading.Event) -> int:
+        cluster.end_pod(pod, 137, "OOMKilled")
+        return -1
+
+    cluster.program = mute
+    bench.start("prepare")
+    bench.end()
+    bench.jobs.close("failed")
+    [name] = storage.list_names(f"s3://hpml/tracking/{RUN}")
+    told = [json.loads(line) for line in storage.read_text(f"s3://hpml/tracking/{RUN}/{name}").splitlines()]
+    assert [(event["step"], event["status"]) for event in told] == [("prepare", "FAILED"), ("", "FAILED")]
+    assert "more memory than" in told[0]["tags"]["error"]
+
+
+# ----------------------------------------------------------------------------------------------- before a run
+
+
+def test_an_image_is_asked_once_for_all_alike(open_jobs: Callable[..., Bench], cluster: FakeJobs) -> None:
+    bench = open_jobs()
+    for stage in ("prepare", "report", "train", "select", "compress"):
+        assert bench.jobs.surroundings(stage).hardware == cluster.about["hardware"]
+    assert len(cluster.jobs) == 2  # one CPU, and two
+    assert not cluster.all("jobs")
+    assert bench.jobs.surroundings("prepare").version("Torch_Pruning")
+
+
+def test_an_image_with_other_code_is_refused(open_jobs: Callable[..., Bench], cluster: FakeJobs) -> None:
+    cluster.about = {**cluster.about, "source": "another"}
+    with pytest.raises(ConfigInvalid, match="other code than this installation"):
+        open_jobs().jobs.surroundings("prepare")
+
+
+@pytest.mark.parametrize("said", [{"hello": "world"}, ["no", "mapping"], 3])
+def test_an_image_that_is_not_ours_is_named(
+    open_jobs: Callable[..., Bench], cluster: FakeJobs, said: Any
+) -> None:
+    cluster.about = said
+    with pytest.raises(Unavailable, match=r"hpml-cpu:.* does not say what it holds"):
+        open_jobs().jobs.surroundings("prepare")
+
+
+@pytest.mark.parametrize(
+    ("lack", "message"),
+    [
+        (lambda fake: fake.remove("namespaces", "hpml"), "no namespace hpml at http.*kubectl apply -k"),
+        (lambda fake: fake.remove("serviceaccounts", "hpml-stage"), "no serviceaccount hpml-stage"),
+        (lambda fake: fake.remove("secrets", "hpml-store"), "no secret hpml-store.*make-secrets"),
+        (lambda fake: fake.denied.update({("create", "jobs")}), "may not create jobs -> .*hpml-submitter"),
+        (lambda fake: fake.denied.update({("get", "pods/log")}), "may not get pods/log"),
+    ],
+)
+def test_what_the_cluster_lacks_is_said_before_anything_starts(
+    open_jobs: Callable[..., Bench], cluster: FakeJobs, lack: Callable[[FakeJobs], Any], message: str
+) -> None:
+    bench = open_jobs()
+    lack(cluster)
+    with pytest.raises(Unavailable, match=message) as raised:
+        bench.jobs.check(bench.plan)
+    assert raised.value.exit_code == ExitCode.UNAVAILABLE
+    assert not cluster.jobs
+
+
+def test_everything_that_is_lacking_is_said(
+    open_jobs: Callable[..., Bench], cluster: FakeJobs, listener: Listener
+) -> None:
+    bench = open_jobs()
+    cluster.remove("serviceaccounts", "hpml-stage")
+    cluster.remove("secrets", "hpml-store")
+    with pytest.raises(Unavailable, match="serviceaccount hpml-stage"):
+        bench.jobs.check(bench.plan)
+    assert any("no secret hpml-store" in text for text in listener.said)
+
+
+def test_a_registry_needs_mlflow(open_jobs: Callable[..., Bench]) -> None:
+    bench = open_jobs("cluster.tracking_uri=''")
+    with pytest.raises(ConfigInvalid, match="register has no registry -> set cluster"):
+        bench.jobs.check(bench.plan)
+
+
+def test_files_of_this_machine_are_named(
+    open_jobs: Callable[..., Bench], tmp_path: Path, listener: Listener
+) -> None:
+    (tmp_path / "images").mkdir()
+    bench = open_jobs("data={source: folder, path: images}")
+    bench.jobs.check(bench.plan)
+    assert any(f"prepare reads {tmp_path / 'images'}" in text for text in listener.said)
+
+
+# ------------------------------------------------------------------------------------------------- the store
+
+
+def test_the_store_is_used_as_its_secret_says(
+    open_jobs: Callable[..., Bench], endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of the account that this shell is used with")
+    open_jobs()
+    assert os.environ["AWS_ACCESS_KEY_ID"] == "theirs"
+    assert os.environ["AWS_ENDPOINT_URL"] == endpoint
+
+
+def test_the_endpoint_of_the_environment_counts_more(
+    open_jobs: Callable[..., Bench], cluster: FakeJobs, endpoint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster.add_secret(
+        "hpml-store",
+        AWS_ENDPOINT_URL="http://seaweedfs:8333",
+        AWS_ACCESS_KEY_ID="a",
+        AWS_SECRET_ACCESS_KEY="b",
+    )
+    with pytest.raises(Unavailable, match="port-forward service/seaweedfs 8333, and export AWS_ENDPOINT_URL"):
+        open_jobs()
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    open_jobs()
+
+
+def test_without_the_right_to_read_the_secret_the_environment_counts(
+    open_jobs: Callable[..., Bench],
+    cluster: FakeJobs,
+    listener: Listener,
+    endpoint: str,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    cluster.denied.add(("get", "secrets"))
+    with pytest.raises(Unavailable, match="no credentials for the store s3://hpml: you may not read"):
+        open_jobs()
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "mine")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    open_jobs()
+    assert any("AWS_ACCESS_KEY_ID of the environment" in text for text in listener.said)
+
+
+def test_a_cluster_that_does_not_answer_is_one_line(
+    open_jobs: Callable[..., Bench], cluster: FakeJobs
+) -> None:
+    cluster.outage.set()
+    with pytest.raises(Unavailable, match=r"the cluster at http://127.0.0.1:.* does not answer"):
+        open_jobs()
+
+
+# ------------------------------------------------------------------------------------------------ a whole run
+
+
+def as_a_process(pod: Json, write: Write, stop: threading.Event) -> int:
+    """What a node does: run the command of a pod in its environment."""
+    command = [part.replace("$$", "$") for part in pod["spec"]["containers"][0]["command"]]
+    told = {key: value for key, value in environment(pod).items() if key.startswith("HPML")}
+    answer = subprocess.run(
+        [sys.executable, *command[1:]],
+        env={**os.environ, **told},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+    for line in answer.stdout.splitlines():
+        write(line)
+    return answer.returncode
+
+
+def test_a_plan_runs_and_is_found_again(
+    open_jobs: Callable[..., Bench], cluster: FakeJobs, listener: Listener
+) -> None:
+    """With the real entrypoint, as processes of this machine that hand over through S3."""
+    cluster.program = as_a_process
+
+    def run() -> RunRecord:
+        bench = open_jobs("cluster.tracking_uri=''", tracking=False)
+        plan = bench.plan.needed_for("train")
+        bench.jobs.check(plan)
+        settings = Settings(home=bench.home)
+        record = run_record.start(bench.home, run_record.new_run_id("small"), "small", "", plan)
+        return Execution(plan, record, settings, listener, bench.jobs).execute()
+
+    first = run()
+    assert first.status == "done", [step.error for step in first.steps.values()]
+    assert first.steps["train"].peak_rss_bytes > 0
+    second = run()
+    assert {step.status for step in second.steps.values()} == {"cached"}
+    assert second.steps["train"].digest == first.steps["train"].digest
+
+
+# --------------------------------------------------------------------------------------- what the Role grants
+
+
+def test_what_we_do_is_what_the_role_of_the_manifests_grants() -> None:
+    import yaml
+
+    file = Path(__file__).parents[2] / "k8s" / "base" / "access.yaml"
+    [role] = [
+        item
+        for item in yaml.safe_load_all(file.read_text())
+        if item["kind"] == "Role" and item["metadata"]["name"] == "hpml-submitter"
+    ]
+    granted = {
+        (f"{group}/v1".lstrip("/"), plural, verb)
+        for rule in role["rules"]
+        for group in rule["apiGroups"]
+        for plural in rule["resources"]
+        for verb in rule["verbs"]
+    }
+    wanted = {
+        (resource.api, resource.plural, verb) for resource, verbs in cluster_doctor.RIGHTS for verb in verbs
+    }
+    assert wanted <= granted
+
+
+def test_an_attendant_that_is_stopped_before_its_job_exists_deletes_it(cluster: FakeJobs) -> None:
+    template = {"metadata": {"labels": {}}, "spec": {"containers": [{"name": "step", "command": ["x"]}]}}
+    body = job_body("early", template, labels={}, timeout_s=10, keep_s=60)
+    attendant = Attendant(kube.connect("hpml"), body, 10, 1, print, print)
+    cluster.runs_pods = False
+    attendant.stop()
+    assert attendant.attend() == End(ExitCode.TERMINATED, "it was stopped")
+    assert not cluster.all("jobs")

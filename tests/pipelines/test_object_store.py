@@ -1,0 +1,236 @@
+"""The store in S3, against moto's server: what is found again, what is brought here, what damage does."""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from moto.server import ThreadedMotoServer
+
+from components import storage
+from components.artifacts import (
+    DatasetSpec,
+    Lineage,
+    ReportSpec,
+    SplitSpec,
+    read_manifest,
+    seal_artifact,
+)
+from components.contract import Config
+from components.errors import StageFailed
+from pipelines.object_store import ObjectStore
+from pipelines.place import ArtifactStore
+from pipelines.provenance import Material
+from pipelines.store import Store
+
+URI = "s3://shelf/of/ours"
+MATERIAL = Material({"stage": "x:run", "config": {"value": 1}})
+LINEAGE = Lineage(
+    stage="x",
+    code_digest="",
+    config=None,
+    parents={},
+    libraries={},
+    started_at_s=0,
+    seconds=1.5,
+    peak_rss_bytes=1,
+)
+REPORT = ReportSpec(title="of a test")
+DATASET = DatasetSpec(
+    class_names=("a",),
+    image_shape_hwc=(1, 1, 1),
+    splits={"train": SplitSpec(rows=1, class_counts=(1,))},
+    mean=(0.0,),
+    std=(1.0,),
+    source="",
+    licence="",
+)
+
+
+@pytest.fixture(scope="module")
+def endpoint() -> Iterator[str]:
+    server = ThreadedMotoServer(port=0, verbose=False)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
+
+
+@pytest.fixture(autouse=True)
+def _bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """An empty bucket, in the environment as the store's Secret gives it."""
+    import boto3
+    import requests
+
+    monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
+    monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_REGION", "us-east-1")
+    requests.post(f"{endpoint}/moto-api/reset", timeout=10)
+    boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="shelf")
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def open_store(tmp_path: Path, said: list[str]) -> Callable[..., ObjectStore]:
+    """A store, with a workspace of its own."""
+    return lambda name="home": ObjectStore(tmp_path / name, URI, said.append)
+
+
+def deliver(store: ObjectStore, tmp_path: Path, spec: Config, text: str = "hello", rejected: str = "") -> str:
+    """What a pod does: make an artifact, and upload it to where it was told to."""
+    uri = store.incoming("step")
+    folder = tmp_path / uri.rpartition("/")[2]
+    (folder / "deep").mkdir(parents=True)
+    (folder / "deep" / "text").write_text(text)
+    seal_artifact(folder, spec=spec, metrics={"m": 2.0}, lineage=LINEAGE, rejected=rejected)
+    storage.upload(folder, uri)
+    return uri
+
+
+def test_it_is_an_artifact_store(open_store: Callable[..., ObjectStore]) -> None:
+    store: ArtifactStore = open_store()
+    with store.in_use():
+        assert store.lookup("0" * 64) is None
+        assert store.last_material("step") is None
+
+
+def test_what_one_workspace_accepted_another_finds(
+    open_store: Callable[..., ObjectStore], tmp_path: Path
+) -> None:
+    ours = open_store()
+    uri = deliver(ours, tmp_path, REPORT)
+    digest = ours.accept(uri, "key", MATERIAL, "step")
+    theirs = open_store("another")
+    assert theirs.lookup("key") == digest
+    assert theirs.location(digest) == uri
+    assert theirs.last_material("step") == MATERIAL
+    assert theirs.manifest(digest).metrics == {"m": 2.0}
+    assert json.loads(storage.read_text(f"{URI}/keys/key.json"))["uri"] == uri
+
+
+def test_what_commands_read_is_brought_here_and_the_large_kinds_are_not(
+    open_store: Callable[..., ObjectStore], tmp_path: Path
+) -> None:
+    store, local = open_store(), Store(tmp_path / "home")
+    small = store.accept(deliver(store, tmp_path, REPORT), "small", MATERIAL, "step")
+    large = store.accept(deliver(store, tmp_path, DATASET), "large", MATERIAL, "step")
+    assert local.open(small).file("deep/text").read_text() == "hello"
+    assert store.manifest(large).lineage.seconds == 1.5
+    assert not local.object_path(large).exists()
+    assert store.open(large).file("deep/text").read_text() == "hello"
+    assert local.object_path(large).exists()
+
+
+def test_a_result_found_in_the_store_is_brought_here_as_well(
+    open_store: Callable[..., ObjectStore], tmp_path: Path
+) -> None:
+    ours = open_store()
+    digest = ours.accept(deliver(ours, tmp_path, REPORT), "key", MATERIAL, "step")
+    open_store("another").lookup("key")
+    assert Store(tmp_path / "another").open(digest).digest == digest
+
+
+@pytest.mark.parametrize("damage", ["manifest gone", "file gone", "manifest changed", "record is no JSON"])
+def test_what_is_no_longer_whole_is_a_miss(
+    open_store: Callable[..., ObjectStore], tmp_path: Path, damage: str
+) -> None:
+    store = open_store()
+    uri = deliver(store, tmp_path, DATASET)
+    store.accept(uri, "key", MATERIAL, "step")
+    assert store.lookup("key")
+    match damage:
+        case "manifest gone":
+            storage.delete(f"{uri}/manifest.json")
+        case "file gone":
+            storage.delete(f"{uri}/deep/text")
+        case "manifest changed":
+            text = storage.read_text(f"{uri}/manifest.json")
+            storage.write_text(f"{uri}/manifest.json", text.replace('"m": 2.0', '"m": 3.0'))
+        case "record is no JSON":
+            storage.write_text(f"{URI}/keys/key.json", "{")
+    assert store.lookup("key") is None
+
+
+def test_a_record_that_leads_out_of_the_store_is_a_miss(
+    open_store: Callable[..., ObjectStore], tmp_path: Path
+) -> None:
+    store = open_store()
+    uri = deliver(store, tmp_path, REPORT)
+    digest = store.accept(uri, "key", MATERIAL, "step")
+    elsewhere = "s3://shelf/of/others/x"
+    storage.upload(tmp_path / uri.rpartition("/")[2], elsewhere)
+    storage.write_text(
+        f"{URI}/keys/key.json", json.dumps({"digest": digest, "uri": elsewhere, "material": {}})
+    )
+    assert store.lookup("key") is None
+
+
+def test_a_file_that_was_changed_in_the_store_is_refused(
+    open_store: Callable[..., ObjectStore], tmp_path: Path
+) -> None:
+    store = open_store()
+    uri = deliver(store, tmp_path, DATASET)
+    digest = store.accept(uri, "key", MATERIAL, "step")
+    storage.write_text(f"{uri}/deep/text", "HELLO")
+    with pytest.raises(StageFailed, match="SHA-256 differs"):
+        store.open(digest)
+
+
+def test_nothing_delivered_is_not_accepted(open_store: Callable[..., ObjectStore]) -> None:
+    store = open_store()
+    with pytest.raises(StageFailed, match="there is nothing at"):
+        store.accept(store.incoming("step"), "key", MATERIAL, "step")
+    assert store.lookup("key") is None
+
+
+def test_what_a_gate_refused_is_downloaded_for_a_look(
+    open_store: Callable[..., ObjectStore], tmp_path: Path
+) -> None:
+    store, folder = open_store(), tmp_path / "run" / "rejected" / "step"
+    folder.parent.parent.mkdir()
+    assert not store.keep_rejected(store.incoming("step"), folder)
+    assert store.keep_rejected(deliver(store, tmp_path, REPORT, rejected="too slow"), folder)
+    assert read_manifest(folder).rejected == "too slow"
+
+
+def test_a_store_that_is_lost_does_not_hide_why_the_step_failed(
+    open_store: Callable[..., ObjectStore], tmp_path: Path, said: list[str], endpoint: str
+) -> None:
+    store = open_store()
+    uri = deliver(store, tmp_path, REPORT, rejected="too slow")
+    storage.delete("s3://shelf/of")
+    import boto3
+
+    boto3.client("s3", region_name="us-east-1").delete_bucket(Bucket="shelf")
+    assert not store.keep_rejected(uri, tmp_path / "rejected" / "step")
+    assert len(said) == 1
+    assert uri in said[0]
+    assert "no bucket" in said[0]
+
+
+def test_two_runs_may_compute_the_same_key(open_store: Callable[..., ObjectStore], tmp_path: Path) -> None:
+    stores = [open_store("a"), open_store("b")]
+    assert all(store.try_lock("key") for store in stores)
+    uris = [deliver(store, tmp_path, REPORT) for store in stores]
+    found: list[str] = []
+
+    def accept(store: ObjectStore, uri: str) -> None:
+        found.append(store.accept(uri, "key", MATERIAL, "step"))
+
+    threads = [threading.Thread(target=accept, args=pair) for pair in zip(stores, uris, strict=True)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(set(found)) == 1
+    third = open_store("c")
+    assert third.lookup("key") == found[0]
+    assert third.location(found[0]) in uris
