@@ -23,7 +23,7 @@ from typing import Any, Self
 
 from components import storage
 from components.errors import ExitCode, HpmlError, StageFailed
-from components.tracking import Outbox, Status, are_events, start_sender, unsent_lines
+from components.tracking import Outbox, Status, are_events, can_send, start_sender, unsent_lines
 
 _FOLDER = "tracking"
 _LEFT_OVER_AT_ONCE = 100  # outboxes of others that one step sends
@@ -72,6 +72,7 @@ class StepTracking:
         self._what, self._config, self._folder = what, config, folder
         self._left_over: dict[str, Path] = {}  # by URI, outboxes of others
         self._interrupted = False
+        self._sender: subprocess.Popen[bytes] | None = None  # none where there is no mlflow, as in a launcher
 
     def __enter__(self) -> Self:
         self._started_at = time.monotonic()
@@ -79,9 +80,10 @@ class StepTracking:
         self._outbox.run_joined(self._what.run, self._what.recipe)
         self._outbox.step_started(self._what.step, self._config if isinstance(self._config, Mapping) else {})
         self._take_left_over()
-        self._sender = start_sender(
-            self._outbox.path, self._what.tracking_uri, list(self._left_over.values())
-        )
+        if can_send():
+            self._sender = start_sender(
+                self._outbox.path, self._what.tracking_uri, list(self._left_over.values())
+            )
         return self
 
     def hear(self, event: Mapping[str, Any]) -> None:
@@ -119,10 +121,13 @@ class StepTracking:
             return
         kept = kept or self._keep_unsent()
         fate = f"they are kept at {kept} and sent by the next step" if kept else "they are lost"
-        print(f"tracking: MLflow did not take {unsent} events; {fate}", file=sys.stderr, flush=True)
+        why = "MLflow did not take" if self._sender else "without mlflow here, nothing sends"
+        print(f"tracking: {why} {unsent} events; {fate}", file=sys.stderr, flush=True)
 
     def _end_sender(self) -> None:
         """It ends by itself when all is sent; until then, it has a bounded time."""
+        if not self._sender:
+            return
         for end, seconds in (
             (self._sender.terminate, _WAIT_S),
             (self._sender.kill, _LAST_ATTEMPT_S),

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import importlib.util
 import json
 import logging
 import os
@@ -584,6 +585,11 @@ _PARENT = "HPML_TRACKED_PROCESS"
 def unsent(outbox: Path, tracking_uri: str) -> bool:
     """Whether the store at `tracking_uri` has not acknowledged all of `outbox`. Does not import mlflow."""
     return _read_position(outbox, store_identity(tracking_uri)) < outbox.stat().st_size
+
+
+def can_send() -> bool:
+    """Whether mlflow is installed; the image that submits and launches is without it."""
+    return importlib.util.find_spec("mlflow") is not None
 
 
 def start_sender(

@@ -21,9 +21,10 @@ from typing import Any
 from pydantic import BaseModel
 
 from components import hardware
-from components.__main__ import Job, arguments_of, source_digest
+from components.__main__ import Job, arguments_of
 from components.contract import Events
 from components.errors import ConfigInvalid, ExitCode, Unavailable
+from pipelines import provenance
 from pipelines.execution import Settings
 from pipelines.forkserver import ForkServer
 from pipelines.place import Ended, Watcher
@@ -70,20 +71,7 @@ class Containers:
         image = self._image(stage)
         if image not in self._surroundings:
             digest = self._digest(image)
-            about = self._about(image)
-            if about["source"] != source_digest():
-                raise ConfigInvalid(
-                    f"the image {image} holds other code than this installation of hpml",
-                    why="a step would run what you do not see here",
-                    fix="build it again: make images",
-                )
-            installed = {_canonical(name): version for name, version in about["libraries"].items()}
-            self._surroundings[image] = Surroundings(
-                python=about["python"],
-                hardware=about["hardware"],
-                version=lambda name, installed=installed: installed.get(_canonical(name), ""),  # type: ignore[misc]
-                image=digest,
-            )
+            self._surroundings[image] = provenance.of_image(image, self._about(image), digest)
         return self._surroundings[image]
 
     def _digest(self, image: str) -> str:
@@ -279,11 +267,6 @@ def _cause(engine: str, name: str, status: int, memory: str) -> str:
 
 def _ask(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
-
-
-def _canonical(name: str) -> str:
-    """A distribution's name as PyPI compares them."""
-    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 def quantity_bytes(quantity: str) -> int:

@@ -96,7 +96,9 @@ def _cluster(config: ClusterConfig) -> list[Finding]:
     """Of the cluster that is configured, if one is."""
     from pipelines import cluster_doctor, kube
 
-    known = os.environ.get("KUBECONFIG") or Path("~/.kube/config").expanduser().exists() or kube.TOKEN.exists()
+    known = (
+        os.environ.get("KUBECONFIG") or Path("~/.kube/config").expanduser().exists() or kube.TOKEN.exists()
+    )
     if not known:
         advice = "set KUBECONFIG to reach a Kubernetes cluster"
         return [Finding("cluster", "optional", "no kubeconfig", advice)]

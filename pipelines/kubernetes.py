@@ -138,7 +138,9 @@ class Jobs:
         decisive = {"image", "cpus", "gpus", "node_selector", "tolerations"}
         pool = canonical_json(needs.model_dump(mode="json", include=decisive))
         if pool not in self._surroundings:
-            self._surroundings[pool] = self._ask(needs, pods.object_name(self._run, "about", pool))
+            self._surroundings[pool] = self._ask(
+                needs, pods.object_name("about", needs.image or "", self._run, pool)
+            )
         return self._surroundings[pool]
 
     def _ask(self, needs: StageNeeds, name: str) -> Surroundings:
@@ -180,7 +182,7 @@ class Jobs:
         self._to_come.discard(node.name)
         number, is_last = next(self._numbers), not self._to_come
         transcript = Transcript(log, Path(job["events"]))
-        name = pods.object_name(self._run, node.name)
+        name = pods.object_name(node.name, self._run)
         template, needs = self._pod_of(node, job, is_last)
         attendant = self._attendant(
             name, template, needs, transcript.write, lambda text: self._say(f"{node.name}: {text}")

@@ -7,7 +7,8 @@
 
 S3 has no rename: an artifact's manifest is written last, so that what has one is whole. It has no locks
 either, and none are needed: two runs that compute the same key deliver to places of their own, and whichever
-remembers its result last is the one that is found. The work was done twice, and nothing is wrong.
+remembers its result last is the one that is found. The work was done twice, and nothing is wrong; not with
+their checkpoints either, which have names by their content.
 """
 
 from __future__ import annotations

@@ -37,7 +37,11 @@ def hpml(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProce
         (["run", "ok.yaml", "--only", "tain"], 2, "no step 'tain'"),
         (["run", "ok.yaml", "--force", "tain"], 2, "no step 'tain'"),
         (["run", "ok.yaml", "--set", "train.epoch=1"], 3, "did you mean 'epochs'?"),
-        (["run", "ok.yaml", "--set", "train.device=cuda", "--set", "train.nproc_per_node=2"], 3, "no NVIDIA GPU"),
+        (
+            ["run", "ok.yaml", "--set", "train.device=cuda", "--set", "train.nproc_per_node=2"],
+            3,
+            "no NVIDIA GPU",
+        ),
         (["run", "ok.yaml", "--set", "targets=[tensorrt]"], 3, "none of the recipe's targets"),
         (
             ["run", "ok.yaml", "--set", "targets=[{target: tensorrt, when_absent: refuse}, onnx]"],

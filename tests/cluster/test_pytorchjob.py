@@ -30,8 +30,9 @@ from tests.cluster.access import CLIENT_IMAGE, CPU_IMAGE, Workspace, kubectl, wa
 
 Json = dict[str, Any]
 
-CONFIG = {"model": "cnn", "nodes": 2, "epochs": 30, "checkpoint_every_s": 0.5}
-WORKER = {"cpus": 0.6, "memory": "1Gi"}
+CONFIG = {"model": "cnn", "nodes": 2, "epochs": 15, "checkpoint_every_s": 0.5}
+LONGER = {**CONFIG, "epochs": 60}
+WORKER = {"cpus": 0.7, "memory": "1Gi"}  # with a launcher, the store and MLflow, two fit on two CPUs
 KILLS = 20
 
 
@@ -355,7 +356,7 @@ def test_workers_in_pods_make_what_processes_of_one_machine_make(
         assert launcher.ended() == 0, launcher.text()
         text = launcher.text()
     assert weights(subject.out) == weights_of_local_run
-    assert "node 0 | epoch 30/30" in text or "node 1 | epoch 30/30" in text
+    assert "node 0 | epoch 15/15" in text or "node 1 | epoch 15/15" in text
     assert furthest(text) > 0
     assert '"digest"' in text
     assert subject.most_at_once == 1
@@ -382,9 +383,9 @@ def test_twenty_kills_twenty_finishes(training: Make, weights_of_local_run: str,
         lambda subject, number: subject.evict(f"{subject.job}-worker-{number}"),
     ]
     for number in range(KILLS):
-        subject = training(f"kill-{number}")
+        subject = training(f"kill-{number}", train={"cpus": 0.8})
         with launched_from_here(subject, tmp_path) as launcher:
-            done = steps_done(launcher, more_than=60)
+            done = steps_done(launcher, more_than=22)
             assert launcher.process.poll() is None, "it was over before it could be disturbed"
             ways[number % len(ways)](subject, number % 2)
             assert launcher.ended() == 0, launcher.text()
@@ -393,9 +394,6 @@ def test_twenty_kills_twenty_finishes(training: Make, weights_of_local_run: str,
         assert weights(subject.out) == weights_of_local_run
         assert subject.most_at_once == 1
         assert not subject.jobs()
-
-
-LONGER = {**CONFIG, "epochs": 90}
 
 
 @pytest.fixture(scope="module")
@@ -486,15 +484,16 @@ def failed(subject: Training, folder: Path) -> tuple[int, str]:
     with launched_from_here(subject, folder) as launcher:
         code = launcher.ended()
     assert subject.most_at_once == 1
-    assert "Traceback" not in launcher.text()
-    [*_, last] = [line for line in launcher.text().splitlines() if line.startswith("error: ")]
+    lines = [line for line in launcher.text().splitlines() if not line.startswith("#hpml ")]
+    assert not any("Traceback" in line for line in lines)
+    [*_, last] = [line for line in lines if line.startswith("error: ")]
     return code, last
 
 
 def test_a_bad_image(training: Make, tmp_path: Path) -> None:
     image = "localhost/hpml-nosuch:test"
     cluster = {"images": {"cpu": image}, "image_pull_policy": "IfNotPresent", "pending_s": 8}
-    subject = training("bad-image", cluster=cluster)
+    subject = training("bad-image", train={"cpus": 0.05}, cluster=cluster)
     code, last = failed(subject, tmp_path)
     assert code == 6
     assert "given up after 8 s" in last and image in last and "cluster.images" in last

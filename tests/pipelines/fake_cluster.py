@@ -139,6 +139,7 @@ class FakeCluster:
 
         class Handler(BaseHTTPRequestHandler):
             protocol_version = "HTTP/1.1"
+            disable_nagle_algorithm = True  # head and body are sent apart
 
             def log_message(self, *_: Any) -> None:
                 pass

@@ -7,6 +7,7 @@ import json
 import re
 import threading
 from collections.abc import Callable
+from functools import cache
 from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
@@ -20,6 +21,9 @@ Program = Callable[[Json, Write, threading.Event], int]
 DIGEST = "ab" * 32
 
 _OF_THE_CLUSTER = re.compile(r"/apis?/(?:[\w.-]+/)?v\w+/(?P<plural>\w+)(?:/(?P<name>[^/]+))?")
+
+
+_about = cache(about)
 
 
 def ends(*lines: str, code: int = 0) -> Program:
@@ -45,7 +49,7 @@ class FakeJobs(FakeCluster):
         plurals = ("pods", "events", "jobs", "configmaps", "secrets", "serviceaccounts", "services")
         super().__init__(plurals=plurals)
         self.program: Program = ends()
-        self.about: Json = about()
+        self.about: Json = _about()
         self.image = DIGEST
         self.denied: set[tuple[str, str]] = set()
         self.paths: dict[str, Json] = {}

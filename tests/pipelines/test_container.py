@@ -143,7 +143,7 @@ def test_an_image_that_is_not_there(engine: Path, loaded: LoadedRecipe, tmp_path
 def test_an_image_of_other_code(
     engine: Path, loaded: LoadedRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.container.source_digest", lambda: "another")
+    monkeypatch.setattr("components.__main__.source_digest", lambda: "another")
     with pytest.raises(ConfigInvalid, match=r"holds other code than this installation.*make images"):
         Containers(loaded, settings_in(tmp_path / "runs"), Listener()).check(two_steps(loaded))
 

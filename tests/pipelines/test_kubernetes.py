@@ -20,9 +20,9 @@ from moto.server import ThreadedMotoServer
 
 from components import storage
 from components.errors import ConfigInvalid, ExitCode, Unavailable
-from pipelines import cluster_doctor, cluster_job, graph, kube, recipe, run_record
+from pipelines import causes, cluster_doctor, cluster_job, graph, kube, recipe, run_record
 from pipelines.cluster_job import Attendant, End, job_body
-from pipelines.execution import Execution, Settings
+from pipelines.execution import Execution, Settings, forecast
 from pipelines.kubernetes import Jobs
 from pipelines.place import Ended, Place
 from pipelines.plan import Plan, trace
@@ -52,24 +52,20 @@ def endpoint() -> Iterator[str]:
 @pytest.fixture
 def cluster(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeJobs]:
     """A cluster with all that k8s/base sets up, and an empty bucket."""
-    import boto3
     import requests
 
-    for module, name in ((kube, "RETRY_EVERY_S"), (cluster_job, "_LOOK_EVERY_S")):
+    for module, name in (
+        (kube, "RETRY_EVERY_S"),
+        (cluster_job, "_LOOK_EVERY_S"),
+        (causes, "SAY_AFTER_S"),
+    ):
         monkeypatch.setattr(module, name, 0.05)
     secret = {"AWS_ACCESS_KEY_ID": "theirs", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
     for name in (*secret, "AWS_ENDPOINT_URL", "AWS_SESSION_TOKEN"):
         monkeypatch.setenv(name, "")  # so that what `use_store` sets does not outlive the test
         monkeypatch.delenv(name)
     requests.post(f"{endpoint}/moto-api/reset", timeout=10)
-    client = boto3.client(
-        "s3",
-        region_name="us-east-1",
-        endpoint_url=endpoint,
-        aws_access_key_id="x",
-        aws_secret_access_key="x",
-    )
-    client.create_bucket(Bucket="hpml")
+    requests.put(f"{endpoint}/hpml", timeout=10)  # a bucket
     fake = FakeJobs()
     fake.add_secret("hpml-store", AWS_ENDPOINT_URL=endpoint, **secret)
     for account in ("hpml-stage", "hpml-launcher"):
@@ -192,7 +188,7 @@ def test_a_training_on_nodes_is_launched(open_jobs: Callable[..., Bench], cluste
     cluster.program = ends()
     bench.start("train")
     bench.end()
-    job = cluster.jobs[f"{RUN}-train"]
+    job = cluster.jobs[f"train-{RUN}"]
     pod = job["spec"]["template"]
     command = pod["spec"]["containers"][0]["command"]
     assert command[:3] == ["python", "-m", "pipelines.pytorchjob"]
@@ -222,7 +218,7 @@ def test_only_the_last_step_ends_the_run_in_mlflow(
         for name, job in cluster.jobs.items()
         if "about" not in name
     }
-    assert last == {f"{RUN}-report": None, f"{RUN}-deploy": "1"}
+    assert last == {f"report-{RUN}": None, f"deploy-{RUN}": "1"}
 
 
 def test_a_run_that_is_not_tracked_tells_its_pods_no_run(
@@ -231,7 +227,7 @@ def test_a_run_that_is_not_tracked_tells_its_pods_no_run(
     bench = open_jobs(tracking=False)
     bench.start("prepare")
     bench.end()
-    told = environment(cluster.jobs[f"{RUN}-prepare"]["spec"]["template"])
+    told = environment(cluster.jobs[f"prepare-{RUN}"]["spec"]["template"])
     assert "HPML_RUN" not in told
     assert told["MLFLOW_TRACKING_URI"]  # the registry is there all the same
 
@@ -340,7 +336,7 @@ def test_an_image_that_cannot_be_had_is_given_up_and_said_meanwhile(
     bench.jobs.surroundings("prepare")
     cluster.runs_pods = False
     bench.start("prepare")
-    job = _wait_for(lambda: cluster.jobs.get(f"{RUN}-prepare"))
+    job = _wait_for(lambda: cluster.jobs.get(f"prepare-{RUN}"))
     pod = cluster.pod_of(job)
     cluster.set_state(pod, "Pending", "step", waiting={"reason": "ErrImagePull", "message": "no such image"})
     bench.end()
@@ -360,7 +356,7 @@ def test_room_is_waited_for_until_the_deadline(
     bench.jobs.surroundings("prepare")
     cluster.runs_pods = False
     bench.start("prepare")
-    job = _wait_for(lambda: cluster.jobs.get(f"{RUN}-prepare"))
+    job = _wait_for(lambda: cluster.jobs.get(f"prepare-{RUN}"))
     condition = {
         "type": "PodScheduled",
         "status": "False",
@@ -371,8 +367,8 @@ def test_room_is_waited_for_until_the_deadline(
     _wait_for(lambda: any("Insufficient gpu" in text for text in listener.said))
     time.sleep(1.2)  # more than pending_s
     assert bench.jobs.ended(0) == []
-    cluster.remove("pods", f"{RUN}-prepare-x")
-    cluster.fail_job(f"{RUN}-prepare", "DeadlineExceeded")
+    cluster.remove("pods", f"prepare-{RUN}-x")
+    cluster.fail_job(f"prepare-{RUN}", "DeadlineExceeded")
     bench.end()
     [failure] = bench.events("prepare")
     assert failure["exit_code"] == ExitCode.UNAVAILABLE
@@ -456,7 +452,7 @@ def test_sigterm_deletes_the_job_and_hears_what_it_still_says(
     assert bench.end().exit_code == ExitCode.TERMINATED
     assert bench.log("prepare").splitlines()[-1] == "saved"
     assert bench.events("prepare")[-1]["exit_code"] == ExitCode.TERMINATED
-    assert not [job for job in cluster.all("jobs") if job["metadata"]["name"] == f"{RUN}-prepare"]
+    assert not [job for job in cluster.all("jobs") if job["metadata"]["name"] == f"prepare-{RUN}"]
 
 
 def test_sigkill_waits_for_nothing(open_jobs: Callable[..., Bench], cluster: FakeJobs) -> None:
@@ -467,7 +463,7 @@ def test_sigkill_waits_for_nothing(open_jobs: Callable[..., Bench], cluster: Fak
     cluster.program = stubborn
     bench = open_jobs()
     number = bench.start("prepare")
-    _wait_for(lambda: cluster.jobs.get(f"{RUN}-prepare"))
+    _wait_for(lambda: cluster.jobs.get(f"prepare-{RUN}"))
     cluster.outage.set()
     bench.jobs.signal(number, signal.SIGKILL)
     assert bench.end(timeout_s=2).exit_code == ExitCode.TERMINATED
@@ -497,10 +493,10 @@ def test_of_a_run_that_failed_what_failed_is_kept(
     bench.end()
     bench.jobs.close("failed")
     [kept] = cluster.all("jobs")
-    assert kept["metadata"]["name"] == f"{RUN}-report"
+    assert kept["metadata"]["name"] == f"report-{RUN}"
     assert kept["spec"]["ttlSecondsAfterFinished"] == 3600
     assert not cluster.all("configmaps")
-    assert any(f"describe job {RUN}-report" in text for text in listener.said)
+    assert any(f"describe job report-{RUN}" in text for text in listener.said)
 
 
 def test_what_a_step_could_not_tell_mlflow_is_left_for_the_next(
@@ -686,6 +682,10 @@ def test_a_plan_runs_and_is_found_again(
     first = run()
     assert first.status == "done", [step.error for step in first.steps.values()]
     assert first.steps["train"].peak_rss_bytes > 0
+    bench = open_jobs("cluster.tracking_uri=''")
+    plan = bench.plan.needed_for("train")
+    foreseen = forecast(plan, Settings(home=bench.home), bench.jobs)
+    assert [item.outcome for item in foreseen] == ["cached", "cached"]
     second = run()
     assert {step.status for step in second.steps.values()} == {"cached"}
     assert second.steps["train"].digest == first.steps["train"].digest
