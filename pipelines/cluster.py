@@ -54,6 +54,7 @@ class ClusterConfig(Config):
     tracking_uri: str = "http://mlflow.hpml:5000"  # as pods see it; empty: runs are not tracked there
     stage_account: DnsLabel = "hpml-stage"
     launcher_account: DnsLabel = "hpml-launcher"
+    trainer: Literal["pytorchjob", "trainjob"] = "pytorchjob"  # what makes the pods of train.nodes above 1
     gpu_resource: str = "nvidia.com/gpu"  # or a MIG profile, such as nvidia.com/mig-1g.10gb
     shared_memory: Quantity = "1Gi"  # /dev/shm of a pod with GPUs or workers; counts as its memory
     timeout_s: int = Field(default=4 * 3600, ge=1)  # of one step
@@ -83,6 +84,11 @@ class ClusterConfig(Config):
                 "timeout_s": given.timeout_s or self.timeout_s,
             }
         )
+
+    @property
+    def launcher(self) -> tuple[str, ...]:
+        """The command of a train step whose workers are other pods."""
+        return ("python", "-m", f"pipelines.{self.trainer}")
 
     def image(self, family: Family) -> str:
         """The reference of the image of a family."""

@@ -52,7 +52,7 @@ def needed(cluster: Namespace, config: ClusterConfig, *, launches: bool) -> list
     if launches:
         account = config.launcher_account
         advice = f"{_BASE} makes it; or set cluster.launcher_account"
-        found += [_there(cluster, _ACCOUNTS, account, advice), _training(cluster)]
+        found += [_there(cluster, _ACCOUNTS, account, advice), _training(cluster, config)]
     return found
 
 
@@ -65,8 +65,7 @@ def examine(config: ClusterConfig) -> list[Finding]:
     except HpmlError as error:
         return [Finding("cluster", "missing", _one_line(error), error.fix)]
     looks: list[tuple[str, Callable[[], Finding]]] = [
-        ("training", lambda: _training(cluster)),
-        ("trainer v2", lambda: _trainer_v2(cluster)),
+        ("training", lambda: _training(cluster, config)),
         ("images", lambda: _images(cluster, config)),
         ("cluster gpus", lambda: _gpus(cluster, config)),
         ("pipelines", lambda: _pipelines(cluster)),
@@ -151,7 +150,13 @@ def _serves(cluster: Namespace, version: str, plural: str) -> bool:
     return any(item["name"] == plural for item in cluster.raw(f"/apis/{version}").get("resources", ()))
 
 
-def _training(cluster: Namespace) -> Finding:
+def _training(cluster: Namespace, config: ClusterConfig) -> Finding:
+    """Whether training on several nodes finds what it asks for."""
+    if config.trainer == "trainjob":
+        if _serves(cluster, "trainer.kubeflow.org/v1alpha1", "trainjobs"):
+            return Finding("training", "ok", "TrainJobs are known")
+        advice = "install Kubeflow Trainer 2 and k8s/components/trainer, or set cluster.trainer: pytorchjob"
+        return Finding("training", "missing", "the cluster does not know TrainJobs", advice)
     advice = (
         "for train.nodes > 1, install the Kubeflow training operator v1: kubectl apply --server-side -k"
         " 'github.com/kubeflow/training-operator/manifests/overlays/standalone?ref=v1.8.1'"
@@ -166,12 +171,6 @@ def _training(cluster: Namespace) -> Finding:
     if not any(item.get("status", {}).get("availableReplicas") for item in operators):
         return Finding("training", "missing", "PyTorchJobs are known, but no training-operator runs", advice)
     return Finding("training", "ok", f"the training operator runs in {operators[0]['metadata']['namespace']}")
-
-
-def _trainer_v2(cluster: Namespace) -> Finding:
-    if _serves(cluster, "trainer.kubeflow.org/v1alpha1", "trainjobs"):
-        return Finding("trainer v2", "ok", "TrainJobs are known")
-    return Finding("trainer v2", "optional", "no TrainJobs", "needed by pipelines/trainjob.py only")
 
 
 def _images(cluster: Namespace, config: ClusterConfig) -> Finding:

@@ -143,7 +143,7 @@ def _component(node: Node, task: str, recipe: Recipe, plan: Plan) -> Component:
 def _command(cluster: ClusterConfig, launched: bool) -> tuple[str, ...]:
     if launched:
         settings = cluster.model_dump_json(exclude_defaults=True)
-        return ("python", "-m", "pipelines.pytorchjob", "--cluster", settings)
+        return (*cluster.launcher, "--cluster", settings)
     return ("python", "-m", "components")
 
 

@@ -205,7 +205,7 @@ class Jobs:
             command = [*_ENTRYPOINT, *arguments]
             return pods.pod_template(self._cluster, needs, command, labels=labels, env=env), needs
         ours = StageNeeds(cpus=0.5, memory="512Mi", image="client", timeout_s=needs.timeout_s)
-        command = [*_LAUNCHER, "--cluster", self._cluster.model_dump_json(), "--run", self._run]
+        command = [*self._cluster.launcher, "--cluster", self._cluster.model_dump_json(), "--run", self._run]
         template = pods.pod_template(
             self._cluster,
             ours,
@@ -318,7 +318,6 @@ class Jobs:
 
 
 _ENTRYPOINT = ("python", "-m", "components")
-_LAUNCHER = ("python", "-m", "pipelines.pytorchjob")
 _OTHER_IMAGE = (
     "its node has another image of the same name ({} instead of {}) -> name images by a tag that never"
     " changes, or set cluster.image_pull_policy: Always"
