@@ -94,7 +94,7 @@ def test_an_outage_of_mlflow_delays_events_and_loses_none(
         scale_mlflow(1)
         _, said = process.communicate(timeout=300)
     assert process.returncode == 0, said
-    steps = record(tmp_path)["steps"]
+    folder, steps = (tmp_path / "latest").resolve(), record(tmp_path)["steps"]
     assert {name: step["status"] for name, step in steps.items()} == dict.fromkeys(
         ("prepare", "train", LAST), "done"
     )
@@ -105,10 +105,7 @@ def test_an_outage_of_mlflow_delays_events_and_loses_none(
     wait_until(lambda: not unsent(workspace), "the store holds no events any more")
 
     with forwarded("mlflow", 5000) as uri:
-        run_id = next(
-            folder.name for folder in tmp_path.iterdir() if (folder / "logs" / "train.log").exists()
-        )
-        found = runs_of(MlflowClient(uri), run_id)
+        found = runs_of(MlflowClient(uri), folder.name)
         told = Counter(run.data.tags.get("hpml.step", "") for run in found)
         assert told == {"": 1, "prepare": 1, "train": 1, LAST: 1}
         by_step = {run.data.tags.get("hpml.step", ""): run for run in found}
@@ -116,7 +113,8 @@ def test_an_outage_of_mlflow_delays_events_and_loses_none(
         for name, step in steps.items():
             assert by_step[name].data.tags["artifact"] == step["digest"]
         client = MlflowClient(uri)
-        expected = metrics_of(events)
+        expected = metrics_of(folder / "logs" / "train.events.jsonl")
+        assert len({index for _, index in expected}) >= EPOCHS
         for metric in {name for name, _ in expected}:
             points = client.get_metric_history(by_step["train"].info.run_id, metric)
             curve = [point.step for point in points if (metric, point.step) in expected]
