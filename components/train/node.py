@@ -11,6 +11,7 @@ above only.
 
 from __future__ import annotations
 
+import os
 import signal
 import sys
 from collections.abc import Sequence
@@ -21,25 +22,33 @@ from components.errors import ExitCode
 PASSING = {ExitCode.UNAVAILABLE, ExitCode.INTERRUPTED, ExitCode.TERMINATED}
 
 
-def main(arguments: Sequence[str]) -> None:
-    """Run torchrun with `arguments`. Raises SystemExit as the module says, unless all went well."""
+def main(arguments: Sequence[str]) -> NoReturn:
+    """Run torchrun with `arguments`, and end this process with an exit code as the module says."""
     signal.signal(signal.SIGTERM, _leave)  # the first process of a container has no handlers but its own
+    code = _run(list(arguments))
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)  # all is done, and torch takes seconds to take itself apart
+
+
+def _run(arguments: list[str]) -> int:
     from torch.distributed import DistError, run
     from torch.distributed.elastic.multiprocessing.api import SignalException
     from torch.distributed.elastic.multiprocessing.errors import ChildFailedError
     from torch.distributed.elastic.rendezvous import RendezvousError
 
     try:
-        run.main(list(arguments))
+        run.main(arguments)
     except ChildFailedError as error:
         _, failure = error.get_first_failure()
-        raise SystemExit(exit_code(failure.exitcode)) from None
+        return exit_code(failure.exitcode)
     except SignalException as error:
-        print(f"this node was stopped by {signal.Signals(error.sigval).name}", flush=True)
-        raise SystemExit(ExitCode.TERMINATED) from None
+        print(f"this node was stopped by {signal.Signals(error.sigval).name}")
+        return ExitCode.TERMINATED
     except (RendezvousError, DistError) as error:
-        print(f"the other nodes cannot be reached: {' '.join(str(error).split())}", flush=True)
-        raise SystemExit(ExitCode.TERMINATED) from None
+        print(f"the other nodes cannot be reached: {' '.join(str(error).split())}")
+        return ExitCode.TERMINATED
+    return ExitCode.DONE
 
 
 def exit_code(worker: int) -> int:
