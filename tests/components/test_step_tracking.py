@@ -46,6 +46,7 @@ def track(tmp_path: Path, bucket: Bucket, uri: str) -> Track:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_tracking, "_WAIT_S", 0.1)
+    monkeypatch.setattr(step_tracking, "_LAST_ATTEMPT_S", 120.0)  # importing mlflow can be slow here
 
 
 def do_some_work(tracking: StepTracking, *, ends: str = "finished") -> None:
