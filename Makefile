@@ -45,7 +45,7 @@ test: setup ## lint, types and tests
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy components pipelines
 	$(BIN)/shellcheck .ci/run docker/build docker/lock docker/install-locked docker/install-code k8s/make-secrets \
-	  k8s/kind/up k8s/kind/down tests/cluster/images
+	  k8s/kind/up k8s/kind/down tests/cluster/images tests/cluster/run
 	$(BIN)/pytest
 
 test-cluster: setup ## the tests on a cluster: KUBECONFIG says which; see docs/cluster.md
