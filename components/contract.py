@@ -83,7 +83,7 @@ def _explain(error: ValidationError, expected: Any) -> str:
 def _explain_one(problem: Any, expected: Any) -> str:
     path = ".".join(str(part) for part in problem["loc"]) or "the whole"
     if problem["type"] == "extra_forbidden":
-        known = sorted(_known_keys(expected))
+        known = sorted(_known_keys(expected, on_top=len(problem["loc"]) == 1))
         near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
         return f"{path}: no such key" + (f", did you mean {near[0]!r}?" if near else "")
     if problem["type"] == "value_error":
@@ -99,9 +99,11 @@ def _explain_one(problem: Any, expected: Any) -> str:
     return f"{path}: {problem['msg'][0].lower()}{problem['msg'][1:]}{shown}"
 
 
-def _known_keys(expected: Any) -> set[str]:
-    """Every key that appears anywhere in the schema of `expected`."""
+def _known_keys(expected: Any, *, on_top: bool) -> set[str]:
+    """The keys of `expected` itself, if `on_top` and it has its own; else all that appear in its schema."""
     schema = TypeAdapter(expected).json_schema()
+    if on_top and "properties" in schema:
+        return set(schema["properties"])
     keys: set[str] = set()
     pending = [schema]
     while pending:

@@ -283,7 +283,7 @@ def test_a_step_knows_its_names(ir: Ir) -> None:
         "HPML_RECIPE": "quickstart",
         "HPML_STEP": "export-eager",
         "HPML_STORE": "s3://hpml",
-        "MLFLOW_TRACKING_URI": "http://mlflow:5000",
+        "MLFLOW_TRACKING_URI": "http://mlflow.hpml:5000",
     }
     last = {item["name"]: item["value"] for item in ir.container("deploy")["env"]}
     assert last["HPML_LAST"] == "1"
