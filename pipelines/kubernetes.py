@@ -280,7 +280,7 @@ class Jobs:
             )
         said = step.transcript.failure
         if end.exit_code and said and not end.certain:
-            step.transcript.fail(said["message"], said["exit_code"], said["traceback"])
+            step.transcript.fail(said["message"], said["exit_code"], str(said.get("traceback", "")))
         elif end.exit_code:
             step.transcript.fail(end.cause, end.exit_code)
         if end.exit_code and not said:

@@ -10,19 +10,18 @@
 from __future__ import annotations
 
 import hashlib
-import json
 import queue
 import signal
 import threading
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
 
 from components.contract import Events, canonical_json
 from components.errors import ExitCode, HpmlError, StageFailed, Terminated, Unavailable
-from components.relay import EVENT_PREFIX
+from components.relay import read_event
 from pipelines.causes import Cause, Patience, cause, cause_of_refusal, exit_code, has_started
 from pipelines.kube import PODS, Json, Namespace, Say, say_on_stderr
 from pipelines.training_job import Operator, State, Training
@@ -271,7 +270,7 @@ class Launch:
             self._pass_on_lines(0.1)
 
     def _pass_on(self, node: _Node, line: str) -> None:
-        event = _event(line)
+        event = read_event(line)
         if event is None:
             if line.startswith(ERROR):
                 node.error = line.removeprefix(ERROR)
@@ -341,25 +340,6 @@ def owner_reference(item: Json) -> Json:
 
 
 # -------------------------------------------------------------------------------------------- lines of a pod
-
-_EVENTS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
-    "progress": {"done": int, "total": int, "unit": str, "note": str, "time_s": (int, float)},
-    "metric": {"name": str, "value": (int, float), "index": int, "time_s": (int, float)},
-    "failed": {"message": str, "exit_code": int},
-    "finished": {},
-}
-
-
-def _event(line: str) -> dict[str, Any] | None:
-    """The event that a line of a log is, see contract.Events; None if it is an ordinary line."""
-    if not line.startswith(EVENT_PREFIX):
-        return None
-    try:
-        event = json.loads(line.removeprefix(EVENT_PREFIX))
-        is_whole = all(isinstance(event[key], kind) for key, kind in _EVENTS[event["event"]].items())
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-    return dict(event) if is_whole else None
 
 
 def _printable(line: str) -> str:
