@@ -275,13 +275,13 @@ class _Training:
         undo: inside of a step, the tensors that its first parts changed, and what they held before it.
         """
         now = time.monotonic()
-        is_reporting = now - self.reported_at >= REPORT_EVERY_S
+        at_end = self.progress.step == self.steps_per_epoch
+        is_reporting = at_end or now - self.reported_at >= REPORT_EVERY_S  # of a short training, too
         if is_reporting:
             self.reported_at = now
             self._report_step()
-        at_end = self.progress.step == self.steps_per_epoch
         is_cheap = self.place.device.type == "cpu"  # on a GPU, to look at the loss is to wait for it
-        is_bad = (is_cheap or is_reporting or at_end) and not math.isfinite(self.sums[0].item())
+        is_bad = (is_cheap or is_reporting) and not math.isfinite(self.sums[0].item())
         is_due = not undo and now - self.saved_at >= self.config.checkpoint_every_s
         stopped_by, any_bad, any_due = self.group.max([self.stop.signal, is_bad, is_due])
         if self.group.size > 1:

@@ -83,18 +83,28 @@ def free_port() -> int:
 
 @contextlib.contextmanager
 def agents(count: int, worker: list[str], logs: Path) -> Iterator[list[subprocess.Popen[bytes]]]:
-    """`count` nodes of an elastic training that may go on with one, all on this machine."""
-    command = [
-        *(*TORCHRUN, "--nnodes", f"1:{count}", "--nproc-per-node", "1", "--max-restarts", "3"),
-        *("--rdzv-backend", "c10d", "--rdzv-endpoint", f"127.0.0.1:{free_port()}", "--rdzv-id", "ours"),
-        *("--rdzv-conf", "last_call_timeout=5", "--local-addr", "127.0.0.1", *worker),
-    ]
+    """`count` nodes of an elastic training that may go on with one, all on this machine.
+
+    The first is where they meet, as rank 0's pod is: without it no other can go on.
+    """
+    endpoint = f"127.0.0.1:{free_port()}"
+
+    def command(number: int) -> list[str]:
+        return [
+            *(*TORCHRUN, "--nnodes", f"1:{count}", "--nproc-per-node", "1", "--max-restarts", "3"),
+            *("--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "ours"),
+            *("--rdzv-conf", f"last_call_timeout=5,is_host={int(number == 0)}"),
+            *("--local-addr", "127.0.0.1", *worker),
+        ]
+
     started = []
     try:
         for number in range(count):
             with (logs / f"node-{number}.txt").open("wb") as log:
                 started.append(
-                    subprocess.Popen(command, stdout=log, stderr=subprocess.STDOUT, start_new_session=True)
+                    subprocess.Popen(
+                        command(number), stdout=log, stderr=subprocess.STDOUT, start_new_session=True
+                    )
                 )
         yield started
     finally:
