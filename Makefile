@@ -49,7 +49,7 @@ test: setup ## lint, types and tests
 	$(BIN)/pytest
 
 test-cluster: setup ## the tests on a cluster: KUBECONFIG says which; see docs/cluster.md
-	HPML_TEST_CLUSTER=yes $(BIN)/pytest tests/docker tests/cluster
+	HPML_TEST_CLUSTER=yes $(BIN)/pytest --durations 30 tests/docker tests/cluster
 
 images: ## build the images FAMILIES="cpu client" of docker/, by docker, podman or buildah
 	docker/build $(FAMILIES)

@@ -12,14 +12,12 @@ import shutil
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 from components.artifacts import read_manifest
 from components.executor_input import HTML, METRICS, OUT, SUMMARY
@@ -51,29 +49,23 @@ def podman() -> str:
 
 
 @pytest.fixture(scope="module")
-def secret() -> Iterator[dict[str, str]]:
+def secret(s3_endpoint: str) -> dict[str, str]:
     """What the store's Secret gives to pods, and a bucket there."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    endpoint, key, password = f"http://{host}:{port}", "ours", uuid.uuid4().hex
+    key, password = "ours", uuid.uuid4().hex
     client = boto3.client(
         "s3",
         region_name="us-east-1",
-        endpoint_url=endpoint,
+        endpoint_url=s3_endpoint,
         aws_access_key_id=key,
         aws_secret_access_key=password,
     )
     client.create_bucket(Bucket="hpml")
-    try:
-        yield {
-            "AWS_ENDPOINT_URL": endpoint,
-            "AWS_ACCESS_KEY_ID": key,
-            "AWS_SECRET_ACCESS_KEY": password,
-            "AWS_REGION": "us-east-1",
-        }
-    finally:
-        server.stop()
+    return {
+        "AWS_ENDPOINT_URL": s3_endpoint,
+        "AWS_ACCESS_KEY_ID": key,
+        "AWS_SECRET_ACCESS_KEY": password,
+        "AWS_REGION": "us-east-1",
+    }
 
 
 @pytest.fixture(scope="module")

@@ -6,6 +6,7 @@ Two workers over gloo, under Pod Security restricted, their launcher in a pod un
 from __future__ import annotations
 
 import json
+import math
 import os
 import random
 import signal
@@ -19,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from kubernetes.utils import parse_quantity
 
 from components import storage
 from components.artifacts import MANIFEST, read_manifest
@@ -26,7 +28,7 @@ from pipelines import pods
 from pipelines.cluster import ClusterConfig, StageNeeds
 from pipelines.kube import JOBS, PODS, connect
 from pipelines.pytorchjob import PyTorchJobs
-from tests.cluster.access import CLIENT_IMAGE, CPU_IMAGE, Workspace, kubectl, wait_until
+from tests.cluster.access import CLIENT_IMAGE, CPU_IMAGE, Workspace, kubectl, kubectl_json, wait_until
 
 Json = dict[str, Any]
 
@@ -513,10 +515,23 @@ def test_a_bad_image(training: Make, tmp_path: Path) -> None:
 
 
 def test_a_request_that_no_node_has_room_for(training: Make, tmp_path: Path) -> None:
-    subject = training("no-room", train={"cpus": 500}, cluster={"pending_s": 5})
+    subject = training("no-room", train={"cpus": largest_node_cpus() + 1}, cluster={"pending_s": 5})
     code, last = failed(subject, tmp_path)
     assert code == 6
     assert "nodes are available" in last and "Insufficient cpu" in last
+    assert not subject.jobs()
+
+
+def largest_node_cpus() -> int:
+    nodes = kubectl_json("get", "nodes")["items"]
+    return max(math.floor(parse_quantity(node["status"]["allocatable"]["cpu"])) for node in nodes)
+
+
+def test_a_request_beyond_the_quota_of_the_namespace(training: Make, tmp_path: Path) -> None:
+    subject = training("beyond-quota", train={"cpus": 500}, cluster={"pending_s": 5})
+    code, last = failed(subject, tmp_path)
+    assert code == 6
+    assert "exceeded quota" in last and "have the ResourceQuota raised" in last
     assert not subject.jobs()
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import secrets
 import subprocess
 import sys
 from collections import Counter
@@ -30,11 +31,13 @@ HPML = Path(sys.executable).with_name("hpml")
 RECIPE = ROOT / "tests" / "chain_recipe.yaml"
 EPOCHS = 40
 LAST = "compress-prune50"
+PREFIX = f"tracked-{secrets.token_hex(4)}"  # a store of its own, in which no step is cached
 
 
 def command(home: Path, *arguments: str) -> list[str]:
     settings = {
         "name": "tracked",
+        "cluster.store": f"s3://hpml/{PREFIX}",
         "train.epochs": str(EPOCHS),
         "train.nodes": "2",  # a PyTorchJob; the other steps are Jobs
         "cluster.stages.train.cpus": "0.4",
@@ -61,7 +64,7 @@ def scale_mlflow(replicas: int) -> None:
 def unsent(workspace: Workspace) -> list[str]:
     """What MLflow has not taken, kept in the store for whichever step comes next."""
     client = boto3.client("s3", endpoint_url=workspace.store_endpoint, region_name="us-east-1")
-    found = client.list_objects_v2(Bucket="hpml", Prefix="tracking/")
+    found = client.list_objects_v2(Bucket="hpml", Prefix=f"{PREFIX}/tracking/")
     return [item["Key"] for item in found.get("Contents", ())]
 
 
@@ -86,13 +89,16 @@ def test_an_outage_of_mlflow_delays_events_and_loses_none(
     try:
         events = tmp_path / "latest" / "logs" / "train.events.jsonl"
         wait_until(lambda: events.exists() and events.read_text().count('"metric"') > 4, "some epochs")
-        scale_mlflow(0)
-        wait_until(
-            lambda: record(tmp_path)["steps"]["train"]["status"] == "done", "the training", seconds=300
-        )
-    finally:
-        scale_mlflow(1)
+        try:
+            scale_mlflow(0)
+            wait_until(
+                lambda: record(tmp_path)["steps"]["train"]["status"] == "done", "the training", seconds=300
+            )
+        finally:
+            scale_mlflow(1)
         _, said = process.communicate(timeout=300)
+    finally:
+        process.kill()  # if it has not ended
     assert process.returncode == 0, said
     folder, steps = (tmp_path / "latest").resolve(), record(tmp_path)["steps"]
     assert {name: step["status"] for name, step in steps.items()} == dict.fromkeys(
