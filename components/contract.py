@@ -138,9 +138,10 @@ class Result(Generic[SpecT]):
 
 
 class Events:
-    """Progress and metrics of a running step, one JSON object a line, appended to a file.
+    """What a running step tells, one JSON object a line, appended to a file.
 
-    The executor tails the file: for the progress bar, and to hand metrics to the tracker.
+    The executor tails the file: for the progress bar, to hand metrics to the tracker, and for the notes that
+    its user should see at once. The kinds and their fields are in components/relay.py.
     """
 
     def __init__(self, path: Path | None) -> None:

@@ -87,6 +87,7 @@ def print_event(event: dict[str, Any]) -> None:
 _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "progress": {"done": int, "total": int, "unit": str, "note": str, "time_s": (int, float)},
     "metric": {"name": str, "value": (int, float), "index": int, "time_s": (int, float)},
+    "note": {"text": str},
     "failed": {"message": str, "exit_code": int},
     "finished": {"digest": str, "metrics": dict},
 }

@@ -307,6 +307,8 @@ class Execution:
                 self._outbox.metric(
                     running.node.name, event["name"], event["value"], event["index"], event["time_s"]
                 )
+            elif event["event"] == "note":
+                self._watcher.say(f"{running.node.name}: {event['text']}")
 
     # ------------------------------------------------------------------------------------- how a step ended
 

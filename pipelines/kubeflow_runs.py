@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from components.artifacts import write_text_atomic
 from components.contract import Config
 from components.errors import ExitCode, HpmlError, StageFailed, Unavailable, UsageError
 from components.executor_input import HTML
-from components.relay import EVENT_PREFIX
+from components.relay import EVENT_PREFIX, read_event
 from pipelines import graph, kubeflow_cron, results, run_record
 from pipelines.kubeflow_server import Server, find_server
 from pipelines.kubeflow_workflow import Workflow, seconds, started_at_s
@@ -239,14 +239,17 @@ class _Observer:
         if self._watcher and new.status == "running":
             events = self._events(workflow, task)
             for event in events[self._told.get(step, 0) :]:
-                if event.get("event") == "progress":
+                if event["event"] == "progress":
                     self._watcher.progressed(step, event)
+                elif event["event"] == "note":
+                    self._watcher.say(f"{step}: {event['text']}")
             self._told[step] = len(events)
 
     def _events(self, workflow: Workflow, task: str) -> list[dict[str, Any]]:
         """What a step has told so far, by its log."""
         try:
-            return list(_events_in(_log(self._server, self._remote.run_id, workflow.pods(task)) or ""))
+            text = _log(self._server, self._remote.run_id, workflow.pods(task)) or ""
+            return [event for line in text.splitlines() if (event := read_event(line))]
         except Unavailable as error:
             if self._watcher and not self._said_no_logs:
                 self._watcher.say(f"what happens inside of steps cannot be shown: {error}")
@@ -256,10 +259,10 @@ class _Observer:
     def _failure(self, workflow: Workflow, task: str) -> dict[str, Any]:
         """Why a step failed, in its own words: Kubeflow tells no reason, and shows every exit code as 1."""
         for event in reversed(self._events(workflow, task)):
-            if event.get("event") == "failed":
-                code = event.get("exit_code")
+            if event["event"] == "failed":
+                code = event["exit_code"]
                 known = code if code in list(ExitCode) and code else ExitCode.STAGE_FAILED
-                return {"error": str(event.get("message", "")), "exit_code": int(known)}
+                return {"error": event["message"], "exit_code": int(known)}
         error = "its pod said nothing: it was killed, perhaps for lack of memory, or never started"
         return {"error": f"{error} -> look at {self._remote.page}", "exit_code": int(ExitCode.STAGE_FAILED)}
 
@@ -316,17 +319,6 @@ def _step_log(remote: RemoteRun, step: str) -> str | None:
 def _log(server: Server, run_id: str, pods: list[str]) -> str | None:
     """The log of the first of `pods` that has one."""
     return next((text for pod in pods if (text := server.log(run_id, pod)) is not None), None)
-
-
-def _events_in(text: str) -> Iterator[dict[str, Any]]:
-    for line in text.splitlines():
-        if line.startswith(EVENT_PREFIX):
-            try:
-                event = json.loads(line.removeprefix(EVENT_PREFIX))
-            except ValueError:  # cut off where the log ends
-                continue
-            if isinstance(event, dict):
-                yield event
 
 
 # --------------------------------------------------------------------------------------------------- report

@@ -18,7 +18,7 @@ from pathlib import Path
 from components import container, storage
 from components.__main__ import Parser, arguments_of, parse, tell
 from components.artifacts import MANIFEST, Manifest, read_manifest
-from components.contract import validate
+from components.contract import Events, validate
 from components.errors import UsageError, explained
 from components.job import Job, stop_on_sigterm
 from components.step_tracking import reported
@@ -55,6 +55,16 @@ def owner_of_launcher(kube: Namespace, pod: str, say: Say = say_on_stderr) -> Js
     return owner_reference({"apiVersion": "v1", "kind": "Pod", **found})
 
 
+def in_log_and_events(events: Events) -> Say:
+    """Tells the user something in the log of the step, and wherever the run is watched."""
+
+    def say(text: str) -> None:
+        say_on_stderr(text)
+        events.write("note", text=text)
+
+    return say
+
+
 # ----------------------------------------------------------------------------------------------- command line
 
 
@@ -73,9 +83,11 @@ def main(operator: Operator, arguments: Sequence[str]) -> None:
         with container.reporting(command.job, reported(os.environ)) as job:
             events = container.events_of(job)
             with explained(debug="--debug" in arguments, record=events.write):
-                kube = connect(cluster.namespace)
+                say = in_log_and_events(events)
+                kube = connect(cluster.namespace, say=say)
                 pod = pod_of_launcher(os.environ)
-                Launch(operator, training, kube, events, owner_of_launcher(kube, pod), pod).run()
+                owner = owner_of_launcher(kube, pod, say)
+                Launch(operator, training, kube, events, owner, pod, say).run()
                 manifest = manifest_at(job.out)
                 if command.kubeflow:
                     storage.fetch(job.out, Path(command.kubeflow.out()))

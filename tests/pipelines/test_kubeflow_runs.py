@@ -71,7 +71,7 @@ def watched(home: Path, record: RunRecord, listener: Listener) -> RunRecord:
 
 
 def event(**fields: Any) -> str:
-    return f"#hpml {json.dumps(fields)}\n"
+    return f"#hpml {json.dumps({'time_s': 1.0, **fields})}\n"
 
 
 def progress(done: int) -> str:
@@ -158,7 +158,7 @@ def test_a_run_from_its_start_to_its_report(api: Api, home: Path, listener: Talk
     ]
     all_done = [item for task in _tasks(home, api, listener) for item in task_nodes(task, "SUCCEEDED")]
     api.runs.append(run("SUCCEEDED", all_done))
-    api.logs[pod_of("train")] = f"epoch 1\n{progress(1)}{progress(2)}"
+    api.logs[pod_of("train")] = f"epoch 1\n{progress(1)}{event(event='note', text='waits')}{progress(2)}"
     api.logs[pod_of("report")] = f"writing\n{handed_over(HTML_URI)}"
     api.artifacts[HTML_URI] = b"<!doctype html><title>Report</title>"
     record = run_record.list_runs(home)[0]
@@ -176,6 +176,7 @@ def test_a_run_from_its_start_to_its_report(api: Api, home: Path, listener: Talk
         ("train", "done"),
     ]
     assert listener.progress == [("train", 1), ("train", 2)]  # each once
+    assert listener.said.count("train: waits") == 1
     report = home / record.id / "report" / "report.html"
     assert report.read_text() == "<!doctype html><title>Report</title>"
     assert listener.said[-1] == f"report: {report.resolve()}"
