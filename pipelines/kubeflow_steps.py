@@ -52,7 +52,6 @@ _SETTABLE: Mapping[str, tuple[str, ...]] = {
 }
 _PREFIX = {"prepare": "data_"}
 
-_CHECKPOINTED = frozenset({"train", "compress"})  # the stages that train keep what they have in scratch
 _LAUNCHER = StageNeeds(cpus=1, memory="512Mi", image="client")
 
 
@@ -211,7 +210,7 @@ def _arguments(
         inputs={name: f"{{{{$.inputs.artifacts['{name}'].uri}}}}" for name in node.inputs} if by_uri else {},
         out=f"{{{{$.outputs.artifacts['{OUT}'].uri}}}}" if by_uri else "",
         scratch=f"{cluster.store}/scratch/$({RUN_VARIABLE})/{node.name}"
-        if node.stage in _CHECKPOINTED
+        if resources_of(node.stage).checkpoints
         else "",
         threads=cluster.needs(node.stage).threads,
         events="-",

@@ -16,7 +16,8 @@ class Resources:
     hardware_bound: the result holds for this hardware only. registry: the result is a change in the model
     registry, so it is void when the registry is another one. deliver: the folder of the run that gets a copy
     of the result, for the user. family: which of the images in `docker/` it runs in. memory: of its
-    container. cluster_cpus: how many CPUs a pod gets of a step that takes all there are.
+    container. cluster_cpus: how many CPUs a pod gets of a step that takes all there are. checkpoints:
+    whether it keeps in its scratch what a next attempt goes on from.
     """
 
     cpus: int | None = 1
@@ -28,12 +29,13 @@ class Resources:
     family: Family = "cpu"
     memory: str = "1Gi"
     cluster_cpus: int = 2
+    checkpoints: bool = False
 
 
 RESOURCES: dict[str, Resources] = {
     "prepare": Resources(),
-    "train": Resources(cpus=None, preload=("torch",), memory="2Gi"),
-    "compress": Resources(cpus=None, preload=("torch",), memory="2Gi"),
+    "train": Resources(cpus=None, preload=("torch",), memory="2Gi", checkpoints=True),
+    "compress": Resources(cpus=None, preload=("torch",), memory="2Gi", checkpoints=True),
     "export": Resources(preload=("torch",), hardware_bound=True, memory="2Gi"),
     "ceilings": Resources(cpus=None, exclusive=True, preload=("torch",), hardware_bound=True, memory="2Gi"),
     "benchmark": Resources(cpus=None, exclusive=True, hardware_bound=True, memory="2Gi"),
