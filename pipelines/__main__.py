@@ -133,7 +133,8 @@ def run(
             _print_forecast(forecasts, output)
             return
         place.check(steps)
-        record = run_record.start(home, run_id, loaded.recipe.name, str(loaded.file), steps)
+        store = loaded.recipe.cluster.store if executor == "kubernetes" else ""
+        record = run_record.start(home, run_id, loaded.recipe.name, str(loaded.file), steps, store=store)
         results.store_recipe(home, record, loaded)
         record = Execution(steps, record, settings, watcher, place).execute()
     results.show(home, record, output)

@@ -7,18 +7,26 @@ import os
 import socket
 import urllib.request
 from collections.abc import Callable
+from pathlib import Path
 from urllib.parse import urlsplit
 
 from components.errors import Unavailable
 from components.tracking import without_credentials
 from pipelines.cluster import ClusterConfig
-from pipelines.kube import Namespace, Resource
+from pipelines.kube import Namespace, Resource, connect
+from pipelines.object_store import ObjectStore
 
 SECRETS = Resource("v1", "secrets")
 _KEYS = ("AWS_ACCESS_KEY_ID", "AWS_SECRET_ACCESS_KEY")
 _ENDPOINT = "AWS_ENDPOINT_URL"
 _OTHERS = ("AWS_REGION", "AWS_SESSION_TOKEN")
 _CONNECT_S = 5.0
+
+
+def open_store(home: Path, config: ClusterConfig, say: Callable[[str], None]) -> ObjectStore:
+    """The cluster's store, for the workspace `home`. Raises Unavailable like `use_store`."""
+    use_store(connect(config.namespace, patience_s=0, say=say), config, say)
+    return ObjectStore(home, config.store, say)
 
 
 def use_store(cluster: Namespace, config: ClusterConfig, say: Callable[[str], None]) -> None:

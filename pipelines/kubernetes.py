@@ -29,10 +29,9 @@ from components.tracking import Outbox, Status
 from pipelines import cluster_doctor, kube, pods, provenance
 from pipelines.cluster import StageNeeds
 from pipelines.cluster_job import Attendant, End, RunOwner, job_body
-from pipelines.cluster_store import use_store
+from pipelines.cluster_store import open_store
 from pipelines.execution import Settings
 from pipelines.kube import JOBS, Json, Say
-from pipelines.object_store import ObjectStore
 from pipelines.place import Ended, Watcher
 from pipelines.plan import Node, Plan
 from pipelines.provenance import Surroundings
@@ -92,9 +91,8 @@ class Jobs:
         self._run, self._say = run, watcher.say
         self.tracks = bool(self._cluster.tracking_uri)
         self._reports = self.tracks and bool(settings.tracking_uri)
-        use_store(self._connect(patience_s=0), self._cluster, self._say)
         self._kube = self._connect(patience_s=_PATIENCE_S)
-        self.store = ObjectStore(settings.home, self._cluster.store, self._say)
+        self.store = open_store(settings.home, self._cluster, self._say)
         self._surroundings: dict[str, Surroundings] = {}
         self._owner = RunOwner(self._kube, run, self._recipe.name)
         self._numbers = itertools.count(1)

@@ -28,7 +28,8 @@ from components.benchmark.subjects.tensors import (
 )
 from components.errors import ConfigInvalid, StageFailed, UsageError
 from pipelines import graph, plan, recipe, run_record
-from pipelines.run_record import FINISHED
+from pipelines.cluster import ClusterConfig
+from pipelines.run_record import FINISHED, RunRecord, StepRecord
 from pipelines.store import Store
 
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -121,7 +122,8 @@ def _engine_of_run(home: Path, run: str, name: str) -> Measurable:
     Raises UsageError if the run has no such engine, or did not get as far.
     """
     record = run_record.load(home, run)
-    steps = plan.trace(graph.graph, recipe.load(home / record.id / "recipe.yaml").recipe)
+    loaded = recipe.load(home / record.id / "recipe.yaml").recipe
+    steps = plan.trace(graph.graph, loaded)
     engines = next(node.inputs["engines"] for node in steps.nodes.values() if node.stage == "benchmark")
     assert not isinstance(engines, str)
     if name not in engines:
@@ -131,7 +133,26 @@ def _engine_of_run(home: Path, run: str, name: str) -> Measurable:
         status = step.status if step else "not part of the run"
         raise UsageError(f"run {record.id} did not build {name}", why=f"its step {engines[name]} is {status}")
     beside_recipe = (str(Path(record.recipe_file).parent),)
-    return _engine(Store(home).open(step.digest), beside_recipe)
+    return _engine(_open(home, record, step, loaded.cluster), beside_recipe)
+
+
+def _open(home: Path, record: RunRecord, step: StepRecord, cluster: ClusterConfig) -> Artifact[EngineSpec]:
+    """What a step made, from the workspace's store, or from that of the cluster that it ran in."""
+    if not step.digest:
+        raise UsageError(f"the engines of run {record.id} are not here", why="they are in Kubeflow's store")
+    here = Store(home)
+    if not record.store or here.object_path(step.digest).exists():
+        return here.open(step.digest)
+    from pipelines.cluster_store import open_store
+    from pipelines.console import err
+
+    store = open_store(home, cluster, lambda text: err.print(text, markup=False, soft_wrap=True))
+    if store.lookup(step.key) != step.digest:
+        raise StageFailed(
+            f"the engine {step.digest[:12]} is no longer in {record.store}",
+            fix=f"hpml run {record.recipe_file} --executor kubernetes",
+        )
+    return store.open(step.digest)
 
 
 def _engine(engine: Artifact[EngineSpec], import_paths: tuple[str, ...] = ()) -> Measurable:

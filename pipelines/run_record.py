@@ -39,11 +39,15 @@ class StepRecord(Config):
 
 
 class RunRecord(Config):
-    """One run of a recipe. `executor_pid` tells whether a run that says "running" still does."""
+    """One run of a recipe. `executor_pid` tells whether a run that says "running" still does.
+
+    store: the URI of the store that all its artifacts are in; empty for the workspace's own.
+    """
 
     id: str
     recipe: str
     recipe_file: str
+    store: str = ""
     status: Status
     started_at_s: float
     seconds: float = 0.0
@@ -57,13 +61,14 @@ def new_run_id(name: str) -> str:
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def start(home: Path, run: str, name: str, recipe_file: str, plan: Plan) -> RunRecord:
+def start(home: Path, run: str, name: str, recipe_file: str, plan: Plan, *, store: str = "") -> RunRecord:
     """The record of the new run `run` of `plan`, every step waiting; makes its folder."""
     steps = {node.name: StepRecord(stage=node.stage) for node in plan.nodes.values()}
     record = RunRecord(
         id=run,
         recipe=name,
         recipe_file=recipe_file,
+        store=store,
         status="running",
         started_at_s=time.time(),
         executor_pid=os.getpid(),
