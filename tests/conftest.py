@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from hypothesis import settings
+from moto.server import ThreadedMotoServer
 
 from components.__main__ import Job, execute
 from components.artifacts import (
@@ -24,6 +26,10 @@ from components.artifacts import (
     seal_artifact,
 )
 from components.contract import Config, signature
+
+# Where tests are started in the background (nohup, a shell's &), Ctrl-C is ignored by whatever they start.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 settings.register_profile("ours", deadline=None)  # no test of ours asserts an absolute time
 settings.load_profile("ours")
@@ -44,6 +50,16 @@ LINEAGE = Lineage(
 def _home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """No test writes into the folder of the user's own runs."""
     monkeypatch.setenv("HPML_HOME", str(tmp_path / "runs"))
+
+
+@pytest.fixture(scope="session")
+def s3_endpoint() -> Iterator[str]:
+    """Of a real S3 server of this machine (moto's), which takes any key."""
+    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
+    server.start()
+    host, port = server.get_host_and_port()
+    yield f"http://{host}:{port}"
+    server.stop()
 
 
 RunStage = Callable[..., Artifact[Any]]

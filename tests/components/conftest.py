@@ -1,15 +1,13 @@
-"""bucket: a fresh one on a real S3 server of this machine (moto's), which the environment names."""
+"""bucket: a fresh one, in an S3 that the environment names."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
 
 
 @dataclass(frozen=True)
@@ -35,22 +33,11 @@ class Bucket:
         return content
 
 
-@pytest.fixture(scope="session")
-def _s3_endpoint() -> Iterator[str]:
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    try:
-        host, port = server.get_host_and_port()
-        yield f"http://{host}:{port}"
-    finally:
-        server.stop()
-
-
 @pytest.fixture
-def s3_environment(_s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
+def s3_environment(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What the store's Secret gives a pod."""
     given = {
-        "AWS_ENDPOINT_URL": _s3_endpoint,
+        "AWS_ENDPOINT_URL": s3_endpoint,
         "AWS_ACCESS_KEY_ID": "our-key",
         "AWS_SECRET_ACCESS_KEY": "hunter2",
         "AWS_REGION": "us-east-1",

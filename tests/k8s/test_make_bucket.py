@@ -4,29 +4,26 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
+import requests
 from moto.server import ThreadedMotoServer
 
 SCRIPT = Path(__file__).resolve().parents[2] / "k8s" / "base" / "mlflow" / "make_bucket.py"
 
 
 @pytest.fixture
-def store(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+def store(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> Any:
     """A client of an empty store that the script finds by the environment."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
+    requests.post(f"{s3_endpoint}/moto-api/reset", timeout=10)
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://{host}:{port}")
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
     monkeypatch.setenv("AWS_DEFAULT_REGION", "us-east-1")
-    yield boto3.client("s3")
-    server.stop()
+    return boto3.client("s3")
 
 
 def run(bucket: str) -> str:

@@ -8,14 +8,13 @@ import re
 import subprocess
 import sys
 import uuid
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
-from moto.server import ThreadedMotoServer
+import requests
 
 from components.artifacts import read_manifest
 from components.executor_input import HTML, METRICS, OUT, SUMMARY
@@ -49,22 +48,17 @@ class Finished:
 
 
 @pytest.fixture(scope="module")
-def secret() -> Iterator[dict[str, str]]:
+def secret(s3_endpoint: str) -> dict[str, str]:
     """What the store's Secret gives to pods, and a bucket there."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
     given = {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ENDPOINT_URL": s3_endpoint,
         "AWS_ACCESS_KEY_ID": "ours",
         "AWS_SECRET_ACCESS_KEY": uuid.uuid4().hex,
         "AWS_REGION": "us-east-1",
     }
-    try:
-        _client(given).create_bucket(Bucket="hpml")
-        yield given
-    finally:
-        server.stop()
+    requests.post(f"{s3_endpoint}/moto-api/reset", timeout=10)
+    _client(given).create_bucket(Bucket="hpml")
+    return given
 
 
 def _client(secret: dict[str, str]) -> Any:

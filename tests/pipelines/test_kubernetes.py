@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -16,17 +17,20 @@ from typing import Any
 
 import pytest
 from conftest import Listener
-from moto.server import ThreadedMotoServer
 
 from components import storage
-from components.errors import ConfigInvalid, ExitCode, Unavailable
-from pipelines import causes, cluster_doctor, cluster_job, graph, kube, recipe, run_record
+from components.benchmark.subjects import EngineSubject
+from components.errors import ConfigInvalid, ExitCode, StageFailed, Unavailable
+from components.export import stage as export
+from components.targets import Onnx
+from pipelines import causes, cluster_doctor, cluster_job, graph, kube, measurable, recipe, run_record
 from pipelines.cluster_job import Attendant, End, job_body
 from pipelines.execution import Execution, Settings, forecast
 from pipelines.kubernetes import Jobs
 from pipelines.place import Ended, Place
 from pipelines.plan import Plan, trace
-from pipelines.run_record import RunRecord
+from pipelines.provenance import Material
+from pipelines.run_record import RunRecord, StepRecord
 from tests.pipelines.fake_jobs import DIGEST, FakeJobs, Program, Write, ends
 
 Json = dict[str, Any]
@@ -40,17 +44,8 @@ cluster: {pending_s: 1}
 ENTRYPOINT = ["python", "-m", "components"]
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
 @pytest.fixture
-def cluster(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeJobs]:
+def cluster(s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeJobs]:
     """A cluster with all that k8s/base sets up, and an empty bucket."""
     import requests
 
@@ -64,10 +59,10 @@ def cluster(endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> I
     for name in (*secret, "AWS_ENDPOINT_URL", "AWS_SESSION_TOKEN"):
         monkeypatch.setenv(name, "")  # so that what `use_store` sets does not outlive the test
         monkeypatch.delenv(name)
-    requests.post(f"{endpoint}/moto-api/reset", timeout=10)
-    requests.put(f"{endpoint}/hpml", timeout=10)  # a bucket
+    requests.post(f"{s3_endpoint}/moto-api/reset", timeout=10)
+    requests.put(f"{s3_endpoint}/hpml", timeout=10)  # a bucket
     fake = FakeJobs()
-    fake.add_secret("hpml-store", AWS_ENDPOINT_URL=endpoint, **secret)
+    fake.add_secret("hpml-store", AWS_ENDPOINT_URL=s3_endpoint, **secret)
     for account in ("hpml-stage", "hpml-launcher"):
         fake.add("serviceaccounts", {"metadata": {"name": account}})
     with fake.serving() as serving:
@@ -597,16 +592,16 @@ def test_files_of_this_machine_are_named(
 
 
 def test_the_store_is_used_as_its_secret_says(
-    open_jobs: Callable[..., Bench], endpoint: str, monkeypatch: pytest.MonkeyPatch
+    open_jobs: Callable[..., Bench], s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "of the account that this shell is used with")
     open_jobs()
     assert os.environ["AWS_ACCESS_KEY_ID"] == "theirs"
-    assert os.environ["AWS_ENDPOINT_URL"] == endpoint
+    assert os.environ["AWS_ENDPOINT_URL"] == s3_endpoint
 
 
 def test_the_endpoint_of_the_environment_counts_more(
-    open_jobs: Callable[..., Bench], cluster: FakeJobs, endpoint: str, monkeypatch: pytest.MonkeyPatch
+    open_jobs: Callable[..., Bench], cluster: FakeJobs, s3_endpoint: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     cluster.add_secret(
         "hpml-store",
@@ -616,7 +611,7 @@ def test_the_endpoint_of_the_environment_counts_more(
     )
     with pytest.raises(Unavailable, match="port-forward service/seaweedfs 8333, and export AWS_ENDPOINT_URL"):
         open_jobs()
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
     open_jobs()
 
 
@@ -624,7 +619,7 @@ def test_without_the_right_to_read_the_secret_the_environment_counts(
     open_jobs: Callable[..., Bench],
     cluster: FakeJobs,
     listener: Listener,
-    endpoint: str,
+    s3_endpoint: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     cluster.denied.add(("get", "secrets"))
@@ -632,7 +627,7 @@ def test_without_the_right_to_read_the_secret_the_environment_counts(
         open_jobs()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "mine")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "mine")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
     open_jobs()
     assert any("AWS_ACCESS_KEY_ID of the environment" in text for text in listener.said)
 
@@ -669,7 +664,12 @@ def test_a_plan_runs_and_is_found_again(
     open_jobs: Callable[..., Bench], cluster: FakeJobs, listener: Listener
 ) -> None:
     """With the real entrypoint, as processes of this machine that hand over through S3."""
-    cluster.program = as_a_process
+
+    def waits_and_works(pod: Json, write: Write, stop: threading.Event) -> int:
+        write('#hpml {"event": "note", "time_s": 1.0, "text": "waits for room"}')
+        return as_a_process(pod, write, stop)
+
+    cluster.program = waits_and_works
 
     def run() -> RunRecord:
         bench = open_jobs("cluster.tracking_uri=''", tracking=False)
@@ -682,6 +682,7 @@ def test_a_plan_runs_and_is_found_again(
     first = run()
     assert first.status == "done", [step.error for step in first.steps.values()]
     assert first.steps["train"].peak_rss_bytes > 0
+    assert "train: waits for room" in listener.said
     bench = open_jobs("cluster.tracking_uri=''")
     plan = bench.plan.needed_for("train")
     foreseen = forecast(plan, Settings(home=bench.home), bench.jobs)
@@ -689,6 +690,50 @@ def test_a_plan_runs_and_is_found_again(
     second = run()
     assert {step.status for step in second.steps.values()} == {"cached"}
     assert second.steps["train"].digest == first.steps["train"].digest
+
+
+def test_an_engine_of_a_run_is_brought_here_to_be_measured(
+    open_jobs: Callable[..., Bench],
+    cluster: FakeJobs,
+    digits_data: Any,
+    small_model: Any,
+    run_stage_once: Any,
+) -> None:
+    bench = open_jobs()
+    engine = run_stage_once(export.run, Onnx(), model=small_model, data=digits_data)
+    delivered = bench.jobs.store.incoming("export-onnx")
+    storage.upload(engine.path, delivered)
+    digest = bench.jobs.store.accept(delivered, "the-key", Material({}), "export-onnx")
+    step = StepRecord(stage="export", status="done", key="the-key", digest=digest)
+    record = RunRecord(
+        id=RUN,
+        recipe="small",
+        recipe_file="/there/small.yaml",
+        store="s3://hpml",
+        status="done",
+        started_at_s=1.0,
+        steps={"export-onnx": step},
+    )
+    (bench.home / RUN).mkdir(parents=True)
+    run_record.save(bench.home, record)
+    (bench.home / RUN / "recipe.yaml").write_text(RECIPE)
+    wanted, here = f"{RUN}:fp32/onnx", bench.home / ".store" / "objects" / digest
+
+    assert not here.exists()
+    found = measurable.measurable(wanted, measurable.Hints(bench.home))
+    assert isinstance(found.subject, EngineSubject) and found.subject.folder == here.resolve()
+    assert (here / "model.onnx").exists()
+
+    shutil.move(here, here.with_name("elsewhere"))
+    storage.delete(delivered)
+    with pytest.raises(StageFailed, match=r"no longer in s3://hpml .*--executor kubernetes"):
+        measurable.measurable(wanted, measurable.Hints(bench.home))
+
+    shutil.move(here.with_name("elsewhere"), here)
+    cluster.outage.set()
+    assert measurable.measurable(wanted, measurable.Hints(bench.home)) == found, (
+        "it is here: no cluster needed"
+    )
 
 
 # --------------------------------------------------------------------------------------- what the Role grants

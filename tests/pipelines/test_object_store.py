@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import json
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-from moto.server import ThreadedMotoServer
 
 from components import storage
 from components.artifacts import (
@@ -50,26 +49,17 @@ DATASET = DatasetSpec(
 )
 
 
-@pytest.fixture(scope="module")
-def endpoint() -> Iterator[str]:
-    server = ThreadedMotoServer(port=0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
-    yield f"http://{host}:{port}"
-    server.stop()
-
-
 @pytest.fixture(autouse=True)
-def _bucket(endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def _bucket(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """An empty bucket, in the environment as the store's Secret gives it."""
     import boto3
     import requests
 
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "id")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
-    monkeypatch.setenv("AWS_ENDPOINT_URL", endpoint)
+    monkeypatch.setenv("AWS_ENDPOINT_URL", s3_endpoint)
     monkeypatch.setenv("AWS_REGION", "us-east-1")
-    requests.post(f"{endpoint}/moto-api/reset", timeout=10)
+    requests.post(f"{s3_endpoint}/moto-api/reset", timeout=10)
     boto3.client("s3", region_name="us-east-1").create_bucket(Bucket="shelf")
 
 
@@ -202,7 +192,7 @@ def test_what_a_gate_refused_is_downloaded_for_a_look(
 
 
 def test_a_store_that_is_lost_does_not_hide_why_the_step_failed(
-    open_store: Callable[..., ObjectStore], tmp_path: Path, said: list[str], endpoint: str
+    open_store: Callable[..., ObjectStore], tmp_path: Path, said: list[str]
 ) -> None:
     store = open_store()
     uri = deliver(store, tmp_path, REPORT, rejected="too slow")

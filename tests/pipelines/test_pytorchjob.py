@@ -17,7 +17,6 @@ from typing import Any
 import jsonschema
 import pytest
 import yaml
-from moto.server import ThreadedMotoServer
 
 from components import storage
 from components.__main__ import Job
@@ -791,29 +790,25 @@ def _stop(seconds: float) -> None:
 
 
 @pytest.fixture
-def published(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+def published(s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """The digest of an artifact at s3://hpml/out, such as workers leave, in a store that we are told of."""
     import boto3
 
-    server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
-    server.start()
-    host, port = server.get_host_and_port()
     for name, value in {
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
+        "AWS_ENDPOINT_URL": s3_endpoint,
         "AWS_ACCESS_KEY_ID": "test",
         "AWS_SECRET_ACCESS_KEY": "test",
         "AWS_REGION": "us-east-1",
     }.items():
         monkeypatch.setenv(name, value)
-    boto3.client("s3", endpoint_url=f"http://{host}:{port}").create_bucket(Bucket="hpml")
+    boto3.client("s3", endpoint_url=s3_endpoint).create_bucket(Bucket="hpml")
     folder = tmp_path / "artifact"
     folder.mkdir()
     (folder / "report.html").write_text("<p>")
     metrics = {"test_accuracy": 0.5}
     manifest = seal_artifact(folder, spec=ReportSpec(title="a"), metrics=metrics, lineage=LINEAGE)
     storage.upload(folder, "s3://hpml/out")
-    yield manifest.digest
-    server.stop()
+    return manifest.digest
 
 
 def command(*more: str) -> list[str]:
@@ -840,8 +835,12 @@ def test_the_command_prints_what_every_entrypoint_prints(operator: Operator, pub
     result = {"digest": published, "metrics": {"test_accuracy": 0.5}}
     assert json.dumps(result) in answer.stdout.splitlines()
     told = [json.loads(line[6:]) for line in answer.stdout.splitlines() if line.startswith("#hpml ")]
-    assert [event["event"] for event in told] == ["progress", "finished"]
-    assert told[0]["done"] == 50 and told[0]["time_s"] == 1767225600.5
+    note, progress, finished = told
+    assert note["event"] == "note" and "created PyTorchJob" in note["text"], (
+        "who watches the run sees it, too"
+    )
+    assert (progress["event"], progress["done"], progress["time_s"]) == ("progress", 50, 1767225600.5)
+    assert finished["event"] == "finished"
 
 
 def test_as_a_step_of_kubeflow_it_delivers_the_artifact(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import tarfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -11,7 +10,6 @@ from typing import Any
 import boto3
 import numpy as np
 import pytest
-from moto.server import ThreadedMotoServer
 from PIL import Image
 
 from components.contract import Output
@@ -20,26 +18,16 @@ from components.prepare.sources import Folder, Npz
 
 
 @pytest.fixture(scope="module")
-def s3() -> Iterator[Any]:
+def s3(s3_endpoint: str) -> Iterator[Any]:
     """A client of an S3 that the environment leads to, with the bucket `data`."""
-    server = ThreadedMotoServer(ip_address="127.0.0.1", port=0)
-    server.start()
-    host, port = server.get_host_and_port()
-    before = dict(os.environ)
-    os.environ |= {
-        "AWS_ACCESS_KEY_ID": "someone",
-        "AWS_SECRET_ACCESS_KEY": "something",
-        "AWS_REGION": "us-east-1",
-        "AWS_ENDPOINT_URL": f"http://{host}:{port}",
-    }
-    try:
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("AWS_ACCESS_KEY_ID", "someone")
+        environment.setenv("AWS_SECRET_ACCESS_KEY", "something")
+        environment.setenv("AWS_REGION", "us-east-1")
+        environment.setenv("AWS_ENDPOINT_URL", s3_endpoint)
         client = boto3.client("s3", region_name="us-east-1")
         client.create_bucket(Bucket="data")
         yield client
-    finally:
-        os.environ.clear()
-        os.environ |= before
-        server.stop()
 
 
 @pytest.fixture(scope="module")
