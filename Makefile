@@ -46,6 +46,7 @@ test: setup ## lint, types and tests
 	$(BIN)/mypy components pipelines
 	$(BIN)/shellcheck .ci/run docker/build docker/lock docker/install-locked docker/install-code k8s/make-secrets \
 	  k8s/kind/up k8s/kind/down tests/cluster/images tests/cluster/run
+	$(BIN)/hadolint docker/Dockerfile tests/cluster/moto.Dockerfile
 	$(BIN)/pytest
 
 test-cluster: setup ## the tests on a cluster: KUBECONFIG says which; see docs/cluster.md
