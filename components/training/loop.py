@@ -275,13 +275,13 @@ class _Training:
         undo: inside of a step, the tensors that its first parts changed, and what they held before it.
         """
         now = time.monotonic()
-        at_end = self.progress.step == self.steps_per_epoch
-        is_reporting = at_end or now - self.reported_at >= REPORT_EVERY_S  # of a short training, too
+        is_reporting = now - self.reported_at >= REPORT_EVERY_S
         if is_reporting:
             self.reported_at = now
             self._report_step()
+        at_end = self.progress.step == self.steps_per_epoch
         is_cheap = self.place.device.type == "cpu"  # on a GPU, to look at the loss is to wait for it
-        is_bad = (is_cheap or is_reporting) and not math.isfinite(self.sums[0].item())
+        is_bad = (is_cheap or is_reporting or at_end) and not math.isfinite(self.sums[0].item())
         is_due = not undo and now - self.saved_at >= self.config.checkpoint_every_s
         stopped_by, any_bad, any_due = self.group.max([self.stop.signal, is_bad, is_due])
         if self.group.size > 1:
@@ -350,12 +350,16 @@ class _Training:
 
     def _report_step(self) -> None:
         if self.group.rank == 0 and self.progress.step:
-            done = self.progress.epoch * self.steps_per_epoch + self.progress.step
             loss = self.sums[0].item() / self.progress.step
-            note = f"epoch {self.progress.epoch + 1}/{self.config.epochs}, loss {loss:.3f}"
-            self.out.progress(done, self.config.epochs * self.steps_per_epoch, "steps", note)
+            self._report_progress(self.progress.epoch + 1, self.progress.step, loss)
+
+    def _report_progress(self, epoch: int, step: int, loss: float) -> None:
+        done = (epoch - 1) * self.steps_per_epoch + step
+        note = f"epoch {epoch}/{self.config.epochs}, loss {loss:.3f}"
+        self.out.progress(done, self.config.epochs * self.steps_per_epoch, "steps", note)
 
     def _report_epoch(self, row: dict[str, float]) -> None:
+        self._report_progress(int(row["epoch"]), self.steps_per_epoch, row["loss"])
         rate = self.progress.images_per_s
         for name, value in (row | {"images_per_s": rate}).items():
             if name != "epoch":

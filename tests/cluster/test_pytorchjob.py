@@ -388,6 +388,7 @@ def test_its_job_goes_with_the_job_of_its_launcher(training: Make) -> None:
 # ------------------------------------------------------------------------------------------------- disturbed
 
 
+@pytest.mark.timeout(1800)
 def test_twenty_kills_twenty_finishes(training: Make, weights_of_local_run: str, tmp_path: Path) -> None:
     """Of each training a worker is lost mid-epoch: killed, deleted or evicted, the first or the second."""
     ways: list[Callable[[Training, int], None]] = [

@@ -183,6 +183,17 @@ def test_an_engine_that_a_run_does_not_have(run_with_engines: Path, engine: str,
         measurable.measurable(engine, Hints(run_with_engines))
 
 
+def test_an_engine_of_a_run_in_kubeflow(run_with_engines: Path, tmp_path: Path) -> None:
+    """Whose record knows that a step was done, and not what it made."""
+    steps = {"export-onnx": StepRecord(stage="export", status="done")}
+    record = run_record.load(run_with_engines, "it").model_copy(update={"steps": steps})
+    (tmp_path / "it").mkdir()
+    run_record.save(tmp_path, record)
+    (tmp_path / "it" / "recipe.yaml").write_text("data: digits\n")
+    with pytest.raises(UsageError, match="not here: they are in Kubeflow's store"):
+        measurable.measurable("it:fp32/onnx", Hints(tmp_path))
+
+
 def test_engines_of_runs_find_their_images_beside_an_onnx_file(
     run_with_engines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
