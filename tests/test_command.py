@@ -142,7 +142,8 @@ def test_colour_only_where_it_is_wanted(tmp_path: Path) -> None:
     coloured = re.compile(r"\x1b\[(\d+;)*3\dm")
     (tmp_path / "ok.yaml").write_text("data: digits\n")
     (tmp_path / "broken.npz").write_text("no archive")
-    arguments = ("run", "ok.yaml", "--set", "data={source: npz, path: broken.npz}", "--no-tracking")
+    broken = "data={source: npz, path: broken.npz}"
+    arguments = ("run", "ok.yaml", "--set", broken, "--only", "prepare", "--no-tracking")
     assert "\x1b" not in hpml(tmp_path, *arguments).stderr
     assert coloured.search(hpml(tmp_path, *arguments, FORCE_COLOR="1").stderr)
     assert not coloured.search(hpml(tmp_path, *arguments, FORCE_COLOR="1", NO_COLOR="1").stderr)
