@@ -93,7 +93,7 @@ def agents(count: int, worker: list[str], logs: Path) -> Iterator[list[subproces
         return [
             *(*TORCHRUN, "--nnodes", f"1:{count}", "--nproc-per-node", "1", "--max-restarts", "3"),
             *("--rdzv-backend", "c10d", "--rdzv-endpoint", endpoint, "--rdzv-id", "ours"),
-            *("--rdzv-conf", f"last_call_timeout=5,is_host={int(number == 0)}"),
+            *("--rdzv-conf", f"last_call_timeout=15,is_host={int(number == 0)}"),
             *("--local-addr", "127.0.0.1", *worker),
         ]
 
