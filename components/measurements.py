@@ -131,6 +131,17 @@ class Conditions(Config):
     probe_spread: float | None = None  # (slowest - fastest GEMM probe) / fastest, of the accepted slices
     gpu: dict[str, str] = Field(default_factory=dict)  # clocks and power over the run, in words
 
+    @property
+    def warning(self) -> str:
+        """What whoever reads the figures has to know, if disturbed slices are in them; else empty."""
+        if self.enforced or not self.dropped:
+            return ""
+        return (
+            f"Measured on a busy machine: {self.dropped} of {self.slices} slices were disturbed "
+            f"({'; '.join(self.causes)}) and are in the figures, since the recipe says "
+            "benchmark.quiet.enforce: false. Figures may be off by more than their intervals say."
+        )
+
 
 class MeasurementsSpec(Config):
     """The benchmark of all engines of a run.

@@ -152,6 +152,8 @@ def print_variants(measured: MeasurementsSpec, decision: Decision) -> None:
         out.print(Text(f"{reason}: {', '.join(names)}"), soft_wrap=True)
     out.print("[dim]Second lines: 95 % intervals. x: how many times faster by p50 at batch 1 than[/]")
     out.print(f"[dim]{escape(measured.reference)}, and than the best fp32, {escape(measured.best_fp32)}.[/]")
+    if measured.conditions.warning:
+        out.print(Text(measured.conditions.warning, style="yellow"))
 
 
 def _by_reason(decision: Decision) -> dict[str, list[str]]:
@@ -170,6 +172,8 @@ def variants_markdown(measured: MeasurementsSpec, decision: Decision) -> str:
     for name, figures in measured.engines.items():
         cells = [_on_one_line(cell.plain) for cell in _cells(figures)]
         lines.append(f"| {' | '.join((name, *cells, decision.verdicts[name].outcome))} |")
+    if measured.conditions.warning:
+        lines += ["", measured.conditions.warning]
     return "\n".join(lines)
 
 

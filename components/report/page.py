@@ -96,16 +96,8 @@ def _headline(content: Content) -> Element:
 
 def _busy_machine(content: Content) -> Element | None:
     """A warning where the recipe has slices in the figures that were disturbed."""
-    conditions = content.measurements.conditions
-    if conditions.enforced or not conditions.dropped:
-        return None
-    return node(
-        "p",
-        f"Measured on a busy machine: {conditions.dropped} of {conditions.slices} slices were disturbed "
-        f"({'; '.join(conditions.causes)}) and are in the figures, since the recipe says "
-        "benchmark.quiet.enforce: false. Figures may be off by more than their intervals say.",
-        class_="warning",
-    )
+    warning = content.measurements.conditions.warning
+    return node("p", warning, class_="warning") if warning else None
 
 
 def _sentence(text: str) -> str:
