@@ -1,7 +1,8 @@
 # make setup && make run: from a fresh clone to a chosen, registered, deployable model.
 #
-# Torch: the build that suits this machine is chosen by uv. To choose yourself:
+# Torch: uv chooses the build that suits this machine, from torch's own index. To choose yourself:
 #   make setup TORCH=cpu        make setup TORCH=cu128        (any backend that uv's --torch-backend takes)
+# Where that index cannot be reached, pip installs torch from wherever pip is configured to look.
 # Where ../shared/wheels exists, the CPU build there is taken instead.
 
 PYTHON ?= python3
@@ -11,6 +12,7 @@ FAMILIES ?= cpu client
 VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
+SIDE_BY_SIDE := $(BIN)/pytest --numprocesses logical --dist loadfile --no-loadscope-reorder
 WHEELS := $(wildcard ../shared/wheels)
 
 ifeq ($(WHEELS),)
@@ -19,10 +21,17 @@ else
 TORCH_FROM := --find-links $(WHEELS) --constraint $(WHEELS)/constraints.txt
 endif
 
-.PHONY: help setup run test test-cluster images kind-up kind-down mlflow measure lock clean
+WITH_UV := $(UV) pip install --quiet --compile-bytecode --python $(BIN)/python
+WITH_PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+# uv does not read pip's configuration, and a company's mirror is often named only there.
+install = $(WITH_UV) $(1) || { echo "note: uv could not install this -> trying pip, with its own configuration" >&2; \
+	  $(WITH_PIP) $(1); }
+
+.PHONY: help setup torch run lint test test-all test-durations test-cluster test-cluster-kills test-gpu images \
+  kind-up kind-down mlflow measure lock clean
 
 help: ## what can be made
-	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 10
+	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
 
 setup: $(VENV)/.ready ## install everything into .venv
 
@@ -31,26 +40,52 @@ $(VENV)/.ready: pyproject.toml requirements.lock
 	  || { echo "error: $(PYTHON) is older than 3.11 -> make setup PYTHON=python3.12" >&2; exit 2; }
 	@$(PYTHON) -m venv $(VENV) \
 	  || { echo "error: no virtual environment -> apt install python3-venv" >&2; exit 2; }
-	$(BIN)/python -m pip install --quiet --disable-pip-version-check 'uv>=0.8'
-	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --no-deps --require-hashes -r requirements.lock
-	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python $(TORCH_FROM) 'torch>=2.8'
-	$(UV) pip install --quiet --compile-bytecode --python $(BIN)/python --no-deps --editable .
+	$(WITH_PIP) 'uv>=0.8'
+	@$(call install,--no-deps --require-hashes -r requirements.lock)
+	@$(MAKE) --no-print-directory torch
+	@$(call install,--no-deps --editable .)
 	@touch $@
+
+torch: # a part of setup
+	@$(WITH_UV) $(TORCH_FROM) 'torch>=2.8' || { \
+	  if [ '$(TORCH)' != auto ]; then \
+	    echo "error: no torch for TORCH=$(TORCH) -> make setup takes what pip finds, often a larger build" >&2; exit 2; \
+	  fi; \
+	  echo "note: no torch from its own index -> pip looks where it is configured to: by default PyPI, whose build" \
+	    "is for CUDA and takes 6.7 GB installed with NVIDIA's libraries" >&2; \
+	  $(WITH_PIP) 'torch>=2.8' || { echo "error: pip finds no torch -> name a folder with its wheel:" \
+	    "make setup TORCH_FROM='--find-links DIR'" >&2; exit 2; }; }
 
 run: setup ## run the quickstart, or RECIPE=recipes/resnet18.yaml
 	$(BIN)/hpml run $(RECIPE)
 
-test: setup ## lint, types and tests
+test: lint ## lint, types, and the tests that are not slow: some minutes
+	$(SIDE_BY_SIDE) -m "not slow and not alone"
+	$(BIN)/pytest -m "alone and not slow"
+
+test-all: lint ## lint, types, and every test that runs on this machine
+	$(SIDE_BY_SIDE) -m "not alone"
+	$(BIN)/pytest -m alone
+
+test-durations: setup ## the table of docs/testing.md: the twenty tests that take longest, one after the other
+	$(BIN)/pytest -p tests.measure_durations
+
+lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy components pipelines
 	$(BIN)/shellcheck .ci/run docker/build docker/lock docker/install-locked docker/install-code k8s/make-secrets \
 	  k8s/kind/up k8s/kind/down tests/cluster/images tests/cluster/run
 	$(BIN)/hadolint docker/Dockerfile tests/cluster/moto.Dockerfile
-	$(BIN)/pytest
 
 test-cluster: setup ## the tests on a cluster: KUBECONFIG says which; see docs/cluster.md
-	HPML_TEST_CLUSTER=yes $(BIN)/pytest --durations 30 tests/docker tests/cluster
+	HPML_TEST_CLUSTER=yes $(BIN)/pytest --durations 20 tests/docker/test_images.py tests/cluster
+
+test-cluster-kills: setup ## a worker of 20 trainings on that cluster is killed, deleted or evicted: 20 finishes?
+	HPML_TEST_CLUSTER=yes HPML_TEST_KILLS=20 $(BIN)/pytest tests/cluster/test_pytorchjob.py -k as_many_finishes_as_kills
+
+test-gpu: ## what the GPU path does on this machine, without a set-up: PYTHON=python3 with torch and numpy
+	@$(PYTHON) tests/gpu
 
 images: ## build the images FAMILIES="cpu client" of docker/, by docker, podman or buildah
 	docker/build $(FAMILIES)

@@ -5,10 +5,15 @@ that forks calls `run_job` instead, with the same job.
 
     --set KEY=VALUE      on top of --config, as in `hpml run`; an empty VALUE (an unset parameter of a
                          Kubeflow pipeline) leaves the key as it is
+    --check STAGE.KEY=VALUE
+                         refuse a value that a later step of the run, of that stage, would refuse
     --events -           events as lines "#hpml {...}" on stdout, among the lines of the log
-    --lineage JSON       {"code_digest": ..., "libraries": {...}}, for the artifact's manifest
+    --lineage JSON       what the executor knows: {"code_digest": ..., "libraries": {...}} for the artifact's
+                         manifest, {"parents": {...}, "verified": [...]} of the inputs; see components.job.Job
+    --left-out JSON      {"engines/int8/onnx": why, ...}, inputs whose steps failed
     --executor-input JSON, --names JSON
-                         a step of Kubeflow Pipelines, see components/executor_input.py
+                         a step of Kubeflow Pipelines, see components/executor_input.py, and which of its
+                         artifacts each input is: {"model": "train", "engines": {"int8/onnx": "export_onnx"}}
 
 A URI is a path, or s3://BUCKET/PREFIX. `python -m components --about` says what this image is.
 """
@@ -23,19 +28,19 @@ import json
 import os
 import re
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Annotated, Any, NoReturn
 
 from pydantic import Field
 
-from components import container, hardware
+from components import container, hardware, memory
 from components.artifacts import Manifest
 from components.contract import Config, StageSignature, signature, validate
 from components.errors import ConfigInvalid, UsageError, explained
-from components.executor_input import ExecutorInput, read_executor_input
-from components.job import Job, execute, run_job, stop_on_sigterm
+from components.executor_input import ExecutorInput, Named, read_executor_input
+from components.job import Job, execute, load_run, run_job, stop_on_sigterm
 from components.overrides import with_overrides
 from components.step_tracking import reported
 from components.training.distributed import rank
@@ -56,10 +61,12 @@ class Parser(argparse.ArgumentParser):
 
 
 class _Given(Config):
-    """What --lineage says of the code: not known inside of an image."""
+    """What --lineage says of the code and of the inputs: not known inside of an image."""
 
     code_digest: str = ""
     libraries: dict[str, str] = Field(default_factory=dict)
+    parents: dict[str, str] = Field(default_factory=dict)
+    verified: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -78,8 +85,8 @@ def _run_path(stage: str) -> str:
 def arguments_of(job: Job) -> list[str]:
     """The command line that stands for `job`, without `python -m components`.
 
-    The import paths of `job` are not in it: HPML_IMPORT_PATHS says them. Raises UsageError if its `run` is
-    not one of STAGES.
+    The import paths of `job` are not in it: HPML_IMPORT_PATHS says them. Inputs and `out` that are empty are
+    Kubeflow's to say. Raises UsageError if its `run` is not one of STAGES.
     """
     stage = next((name for name in STAGES if _run_path(name) == job.run), None)
     if stage is None:
@@ -88,16 +95,19 @@ def arguments_of(job: Job) -> list[str]:
     for name, given in job.inputs.items():
         arguments.append(f"--{name}")
         arguments += [given] if isinstance(given, str) else [f"{key}={uri}" for key, uri in given.items()]
-    arguments += ["--out", job.out]
+    if job.out:
+        arguments += ["--out", job.out]
     if job.scratch:
         arguments += ["--scratch", job.scratch]
     if job.events:
         arguments += ["--events", job.events]
     if job.threads:
         arguments += ["--threads", str(job.threads)]
-    if job.code_digest or job.libraries:
-        lineage = _Given(code_digest=job.code_digest, libraries=dict(job.libraries))
-        arguments += ["--lineage", lineage.model_dump_json()]
+    lineage = _Given.model_validate({name: getattr(job, name) for name in _Given.model_fields})
+    if lineage != _Given():
+        arguments += ["--lineage", lineage.model_dump_json(exclude_defaults=True)]
+    if job.left_out:
+        arguments += ["--left-out", json.dumps(dict(job.left_out))]
     return arguments
 
 
@@ -114,6 +124,9 @@ def _parser() -> Parser:
         flags.add_argument(
             "--set", action="append", default=[], metavar="KEY=VALUE", help="on top of --config"
         )
+        flags.add_argument(
+            "--check", action="append", default=[], metavar="STAGE.KEY=VALUE", help="of a later step"
+        )
         for name, many in shape.inputs.items():
             kind = shape.input_kinds[name]
             if many:
@@ -124,26 +137,23 @@ def _parser() -> Parser:
         flags.add_argument("--scratch", default="", metavar="URI", help="checkpoints, for a next attempt")
         flags.add_argument("--threads", type=int, default=0, metavar="N", help="0 (default): one a CPU")
         flags.add_argument("--events", default="", metavar="-|PATH", help="-: as lines on stdout")
+        flags.add_argument("--lineage", default="{}", metavar="JSON", help="what the executor knows")
         flags.add_argument(
-            "--lineage", default="{}", metavar="JSON", help="what the executor knows of the code"
+            "--left-out", default="{}", metavar="JSON", help="inputs that are missing since a step failed"
         )
         flags.add_argument("--executor-input", metavar="JSON", help="Kubeflow's; instead of inputs and --out")
-        flags.add_argument("--names", default="{}", metavar="JSON", help="of its artifacts, in mappings")
+        flags.add_argument("--names", default="{}", metavar="JSON", help="of its artifacts, by input")
         flags.add_argument("--debug", action="store_true", help="show tracebacks")
         flags.set_defaults(shape=shape)
     return parser
 
 
-def parse(arguments: list[str], *, is_launcher: bool = False) -> Command:
-    """What the command line asks for.
-
-    is_launcher: the work is done elsewhere, so --out and the inputs may be URIs beside --executor-input.
-    Raises UsageError, ConfigInvalid.
-    """
+def parse(arguments: list[str]) -> Command:
+    """What the command line asks for. Raises UsageError, ConfigInvalid."""
     parsed = _parser().parse_args(arguments)
     shape: StageSignature = parsed.shape
     kubeflow = read_executor_input(parsed.executor_input) if parsed.executor_input else None
-    if kubeflow and parsed.out and not is_launcher:
+    if kubeflow and parsed.out:
         raise UsageError(
             "--out does not go with --executor-input", why="which says where the artifact is to be"
         )
@@ -151,6 +161,8 @@ def parse(arguments: list[str], *, is_launcher: bool = False) -> Command:
         raise UsageError("the following arguments are required: --out", fix=f"see {shape.stage} --help")
     if parsed.threads < 0:
         raise UsageError(f"--threads {parsed.threads} is negative")
+    for given in parsed.check:
+        _check(given)
     lineage: _Given = validate(_Given, _json("--lineage", parsed.lineage), where="--lineage")
     job = Job(
         run=_run_path(parsed.stage),
@@ -163,6 +175,9 @@ def parse(arguments: list[str], *, is_launcher: bool = False) -> Command:
         import_paths=tuple(filter(None, os.environ.get("HPML_IMPORT_PATHS", "").split(os.pathsep))),
         code_digest=lineage.code_digest,
         libraries=lineage.libraries,
+        left_out=validate(dict[str, str], _json("--left-out", parsed.left_out), where="--left-out"),
+        parents=lineage.parents,
+        verified=lineage.verified,
     )
     return Command(job, parsed.stage, kubeflow)
 
@@ -190,22 +205,36 @@ def _config(shape: StageSignature, fields: Any, overrides: Iterable[str]) -> Any
     )
 
 
+def _check(given: str) -> None:
+    """Raise ConfigInvalid if `given`, STAGE.KEY=VALUE, is a value that this stage would refuse."""
+    key, _, value = given.partition("=")
+    stage, _, name = key.partition(".")
+    if stage not in STAGES:
+        raise UsageError(f"--check {given}: {stage!r} is no stage", why=f"they are {', '.join(STAGES)}")
+    fields = signature(load_run(_run_path(stage))).config_type.model_fields
+    if name not in fields:
+        raise UsageError(f"--check {given}: {stage} has no {name!r}", why=f"it has {', '.join(fields)}")
+    if value:
+        checked = with_overrides(dict[str, Any], {}, [f"{name}={value}"], where=key)
+        validate(Annotated[fields[name].annotation, fields[name]], checked[name], where=key)
+
+
 def _inputs(
     shape: StageSignature, parsed: argparse.Namespace, kubeflow: ExecutorInput | None
-) -> dict[str, str | Mapping[str, str]]:
+) -> dict[str, Named]:
     """From the flags and, as far as these say nothing, from Kubeflow."""
-    names: dict[str, str] = validate(dict[str, str], _json("--names", parsed.names), where="--names")
-    inputs: dict[str, str | Mapping[str, str]] = {}
-    if kubeflow:
-        inputs |= kubeflow.input_paths(shape.inputs, names)
+    names: dict[str, Named] = validate(
+        dict[str, str | dict[str, str]], _json("--names", parsed.names), where="--names"
+    )
+    inputs: dict[str, Named] = kubeflow.input_paths(names) if kubeflow else {}
     for name, many in shape.inputs.items():
         value = getattr(parsed, name)
         if value is not None:
             inputs[name] = dict(_split_named(name, item) for item in value) if many else value
-    absent = [f"--{name}" for name in shape.inputs if name not in inputs]
+    absent = [f"--{name}" for name in shape.inputs if name not in inputs and name not in shape.optional]
     if absent:
         raise UsageError(f"the following arguments are required: {', '.join(absent)}")
-    return {name: inputs[name] for name in shape.inputs}
+    return {name: inputs[name] for name in shape.inputs if name in inputs}
 
 
 def _split_named(flag: str, item: str) -> tuple[str, str]:
@@ -256,7 +285,9 @@ def main(arguments: list[str] | None = None) -> None:
             print(json.dumps(about()))
             return
         stop_on_sigterm()
-        command = parse(given)
+        memory.limit_process()
+        with container.refusals_told(given, reported(os.environ)):
+            command = parse(given)
         with container.reporting(command.job, reported(os.environ)) as job:
             events = container.events_of(job)
             with explained(debug=debug, record=events.write):

@@ -21,6 +21,7 @@ from typing import Any, Generic, Literal
 
 from pydantic import Field, JsonValue, ValidationError
 
+from components import regular_files
 from components.contract import Config, SpecT, canonical_json
 from components.errors import StageFailed
 from components.measurements import CeilingsSpec, DiagnosisSpec, MeasurementsSpec
@@ -39,6 +40,28 @@ class SplitSpec(Config):
     class_counts: tuple[int, ...]
 
 
+class PictureSpec(Config):
+    """How a picture's file becomes uint8 HWC pixels: noted by `prepare`, done by components/pictures.py.
+
+    Where the data came as arrays, no picture was read, and this is a convention for whoever serves the model.
+    Colour profiles are ignored. Grey (mode L) is (299 R + 587 G + 114 B) / 1000.
+    """
+
+    data_from: Literal["pictures", "arrays"]
+    formats: tuple[str, ...]
+    max_pixels: int  # larger pictures are refused undecoded
+    exif_transpose: bool
+    background: int = Field(ge=0, le=255)  # level of grey below what is transparent, and around
+    mode: Literal["L", "RGB"]
+    resize: Literal["shrink", "none"]  # in proportion and never enlarged; none: other sizes are refused
+    resampling: Literal["lanczos"]
+    reducing_gap: float  # of Pillow's `thumbnail`
+    fit_within_hw: tuple[int, int]
+    size_hw: tuple[int, int]  # with the background around
+    pillow: str  # its version; another may decode or resample otherwise
+    golden_sha256: tuple[tuple[str, str], ...]  # of the pixels that each of components/golden_pictures became
+
+
 class DatasetSpec(Config):
     """A labelled image set as memory-mappable arrays; splits are named `train` and `test`."""
 
@@ -51,6 +74,7 @@ class DatasetSpec(Config):
     source: str
     licence: str
     notes: tuple[str, ...] = ()  # what was left out of the source, and why
+    pictures: PictureSpec | None = None  # None in artifacts of before this was noted
 
 
 class ArchitectureSpec(Config):
@@ -67,6 +91,7 @@ class InputSpec(Config):
     shape_chw: tuple[int, int, int]
     mean: tuple[float, ...]
     std: tuple[float, ...]
+    pictures: PictureSpec | None = None  # as the dataset has it
 
 
 class QuantizationSpec(Config):
@@ -85,9 +110,12 @@ class ModelSpec(Config):
 
     `channel_plan` maps a layer's name to the sizes it has after pruning, for example
     {"layer1.0.conv1": {"in_channels": 16, "out_channels": 8}}; None where nothing was removed.
+    One that is "not built", because a method does not apply to its network, has no files and no figures.
     """
 
     kind: Literal["model"] = "model"
+    status: Literal["built", "not built"] = "built"
+    reason: str = ""  # why it was not built
     architecture: ArchitectureSpec
     input: InputSpec
     class_names: tuple[str, ...]
@@ -190,7 +218,7 @@ class Lineage(Config):
     libraries: dict[str, str]
     started_at_s: float
     seconds: float
-    peak_rss_bytes: int
+    peak_rss_bytes: int  # 0: the system did not tell
 
 
 class Manifest(Config):
@@ -255,14 +283,15 @@ class Artifact(Generic[SpecT]):
         return self.path / name
 
 
-def open_artifact(path: Path, *, kind: str, verify: bool = True) -> Artifact[Any]:
+def open_artifact(path: Path, *, kind: str, digest: str = "", verify: bool = True) -> Artifact[Any]:
     """Read and verify the artifact in `path`.
 
-    verify: check every file's digest; without it only the manifest's own seal and the sizes are checked.
+    digest: the content digest it must have; empty where none is known. verify: check every file's digest;
+    without it only the manifest's own seal and the sizes are checked.
     Raises StageFailed naming the file that is missing, truncated or changed, or if the artifact is of
-    another kind or was rejected by a gate.
+    another kind, another than the one asked for, or was rejected by a gate.
     """
-    manifest = read_manifest(path)
+    manifest = read_manifest(path, digest=digest)
     if manifest.kind != kind:
         raise StageFailed(f"{path} is not a {kind}", why=f"its manifest says {manifest.kind!r}")
     if manifest.rejected:
@@ -277,13 +306,17 @@ def open_artifact(path: Path, *, kind: str, verify: bool = True) -> Artifact[Any
     return Artifact(path, manifest, spec)
 
 
-def read_manifest(path: Path) -> Manifest:
+def read_manifest(path: Path, *, digest: str = "") -> Manifest:
     """The manifest of the artifact in `path`, its seal and digest checked.
 
-    Raises StageFailed if it is absent, unreadable, of another format or tampered with.
+    digest: the content digest it must have; empty where none is known. Raises StageFailed if it is absent,
+    unreadable, of another format or tampered with, or if it is that of another artifact.
     """
     file = path / MANIFEST
     try:
+        why = regular_files.problem(file)
+        if why:
+            raise OSError(f"it {why}")
         text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         raise StageFailed(
@@ -291,7 +324,14 @@ def read_manifest(path: Path) -> Manifest:
             why=f"cannot read {MANIFEST}: {error}",
             fix="give the folder that a stage wrote",
         ) from None
-    return parse_manifest(text, where=str(file))
+    manifest = parse_manifest(text, where=str(file))
+    if digest and manifest.digest != digest:
+        raise StageFailed(
+            f"{path} holds another artifact than the one asked for",
+            why=f"its digest is {manifest.digest[:12]}, not {digest[:12]}",
+            fix="delete it and run its step again",
+        )
+    return manifest
 
 
 def parse_manifest(text: str, *, where: str) -> Manifest:
@@ -408,6 +448,9 @@ def write_bytes_atomic(path: Path, data: bytes) -> None:
             file.flush()
             os.fsync(file.fileno())
         part.replace(path)
+    except OSError as error:
+        error.filename = error.filename or str(path)  # a failed write does not say of which file
+        raise
     finally:
         part.unlink(missing_ok=True)
     _sync(path.parent)

@@ -8,15 +8,16 @@ from __future__ import annotations
 
 import shutil
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, nullcontext
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 from components import hardware, storage
 from components.artifacts import MANIFEST, Manifest, read_manifest
 from components.contract import Events, signature, validate
-from components.errors import StageFailed, Unavailable, UsageError
+from components.errors import HpmlError, StageFailed, Unavailable, UsageError, explained
 from components.job import Job, load_run, perform, rejection, scratch_of
 from components.patience import patiently
 from components.relay import Listener, Relay, print_event
@@ -47,6 +48,18 @@ def reporting(job: Job, reported: Reported | None) -> Iterator[Job]:
         yield replace(job, events=str(file) if listeners or to_file else "")
 
 
+@contextmanager
+def refusals_told(arguments: Sequence[str], reported: Reported | None) -> Iterator[None]:
+    """What is wrong with a command line is told like what a stage fails of: as an event, and to MLflow."""
+    try:
+        yield
+    except HpmlError:
+        events = STDOUT if ("--events", STDOUT) in pairwise(arguments) else ""
+        nothing = Job(run="", config={}, inputs={}, out="", events=events)
+        with reporting(nothing, reported) as job, explained(record=events_of(job).write):
+            raise
+
+
 def events_of(job: Job) -> Events:
     """Where what becomes of `job` is told, beside what its stage tells."""
     return Events(Path(job.events) if job.events else None)
@@ -74,6 +87,8 @@ def run(job: Job) -> Manifest:
             out=job.out if leads and not delivers else str(folder / "out"),
             scratch=job.scratch if leads and not storage.is_remote(job.scratch) else str(folder / "scratch"),
             threads=max(1, (job.threads or hardware.usable_cpus()) // workers_on_this_machine()),
+            # What was downloaded is verified here, whoever verified it elsewhere.
+            verified=() if any(storage.is_remote(uri) for _, uri in _inputs(job)) else job.verified,
         )
         with storage.Mirror(scratch_of(here), job.scratch, only=_CHECKPOINTS) if keeps else nullcontext():
             try:

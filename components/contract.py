@@ -4,6 +4,7 @@ A stage is a function
 
     def run(config: SomeConfig, *, data: Artifact[DatasetSpec], out: Output) -> Result[ModelSpec]
 
+An input `dict[str, Artifact[...]]` is many by name; one `Artifact[...] | None = None` may be missing.
 Its config is the first parameter, its input artifacts are the keyword parameters, and everything else about
 it (the command line of its container, the type of its output) is read off this signature by `signature`.
 """
@@ -13,9 +14,10 @@ from __future__ import annotations
 import difflib
 import inspect
 import json
+import math
 import time
 import typing
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -30,7 +32,7 @@ from pydantic import (
 )
 from pydantic_core import core_schema
 
-from components.errors import ConfigInvalid
+from components.errors import ConfigInvalid, shortened
 
 
 class Config(BaseModel):
@@ -57,6 +59,9 @@ def canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
+_INTEGERS = 2**63  # what torch, databases and most readers of JSON take
+_SHOWN = 3  # problems of a config
+
 _T = TypeVar("_T")
 
 
@@ -64,58 +69,96 @@ def validate(expected: type[_T] | Any, value: Any, *, where: str) -> _T:
     """`value` as an `expected`.
 
     Raises ConfigInvalid that names `where`, the path of the first wrong key, what is allowed, and, for a
-    misspelt key, the nearest right one.
+    misspelt key, the nearest right one. A string that is no text, and a number that no other program reads
+    as it is, are wrong wherever they stand.
     """
+    unusable = list(_unusable(value))
+    if unusable:
+        raise ConfigInvalid(f"{where} is not valid", why=_listed(unusable[:_SHOWN], len(unusable)))
     try:
         return typing.cast(_T, TypeAdapter(expected).validate_python(value))
     except ValidationError as error:
         raise ConfigInvalid(f"{where} is not valid", why=_explain(error, expected), fix="") from None
 
 
+def _unusable(value: Any) -> Iterator[str]:
+    """The values in `value` that a config cannot hold: the key of each, and why."""
+    pending: list[tuple[str, Any]] = [("", value)]
+    while pending:
+        key, item = pending.pop()
+        shown = shortened(key) or "the whole"
+        if isinstance(item, dict):
+            pending += [(f"{key}.{name}" if key else f"{name}", below) for name, below in item.items()]
+            pending += [(key, name) for name in item if isinstance(name, str)]
+        elif isinstance(item, list | tuple):
+            pending += [(f"{key}.{index}" if key else f"{index}", below) for index, below in enumerate(item)]
+        elif isinstance(item, int) and not -_INTEGERS <= item < _INTEGERS:
+            yield f"{shown}: integers are from -2^63 to 2^63 - 1, this one has {item.bit_length()} bits"
+        elif isinstance(item, float) and not math.isfinite(item):
+            yield f"{shown}: {item} is not a finite number"
+        elif isinstance(item, str) and "\0" in item:
+            yield f"{shown}: {shortened(item)!r} holds a NUL"
+        elif isinstance(item, str) and any("\ud800" <= character <= "\udfff" for character in item):
+            yield f"{shown}: {shortened(item)!r} holds a character that UTF-8 cannot encode"
+
+
 def _explain(error: ValidationError, expected: Any) -> str:
     problems = error.errors(include_url=False, include_context=True)
-    shown = [_explain_one(problem, expected) for problem in problems[:3]]
-    if len(problems) > 3:
-        shown.append(f"and {len(problems) - 3} more")
-    return "; ".join(shown)
+    return _listed([_explain_one(problem, expected) for problem in problems[:_SHOWN]], len(problems))
+
+
+def _listed(shown: list[str], count: int) -> str:
+    more = [f"and {count - len(shown)} more"] if count > len(shown) else []
+    return "; ".join([*shown, *more])
 
 
 def _explain_one(problem: Any, expected: Any) -> str:
-    path = ".".join(str(part) for part in problem["loc"]) or "the whole"
+    path = shortened(".".join(str(part) for part in problem["loc"])) or "the whole"
     if problem["type"] == "extra_forbidden":
-        known = sorted(_known_keys(expected, on_top=len(problem["loc"]) == 1))
-        near = difflib.get_close_matches(str(problem["loc"][-1]), known, n=1)
+        known = sorted(_keys_at(problem["loc"][:-1], expected))
+        near = difflib.get_close_matches(str(problem["loc"][-1])[:80], known, n=1)
         return f"{path}: no such key" + (f", did you mean {near[0]!r}?" if near else "")
     if problem["type"] == "value_error":
         return f"{path}: {problem['ctx']['error']}"
     if problem["type"] == "union_tag_invalid":
         context = problem["ctx"]
         allowed = str(context["expected_tags"]).replace("'", "")
-        near = difflib.get_close_matches(str(context["tag"]), allowed.split(", "), n=1)
+        tag = str(context["tag"])
+        near = difflib.get_close_matches(tag[:80], allowed.split(", "), n=1)
         hint = f", did you mean {near[0]!r}?" if near else ""
-        return f"{path}: {context['tag']!r} is unknown, allowed: {allowed}{hint}"
+        return f"{path}: {shortened(tag)!r} is unknown, allowed: {allowed}{hint}"
     given = problem.get("input")
-    shown = "" if isinstance(given, Mapping | list) else f" (got {given!r})"
+    shown = "" if isinstance(given, Mapping | list) else f" (got {shortened(repr(given))})"
     return f"{path}: {problem['msg'][0].lower()}{problem['msg'][1:]}{shown}"
 
 
-def _known_keys(expected: Any, *, on_top: bool) -> set[str]:
-    """The keys of `expected` itself, if `on_top` and it has its own; else all that appear in its schema."""
+def _keys_at(place: Sequence[str | int], expected: Any) -> set[str]:
+    """The keys that may stand at `place` of `expected`, by its JSON schema; of a union, all branches."""
     schema = TypeAdapter(expected).json_schema()
-    if on_top and "properties" in schema:
-        return set(schema["properties"])
-    keys: set[str] = set()
-    pending = [schema]
-    while pending:
-        node = pending.pop()
-        if isinstance(node, dict):
-            properties = node.get("properties")
-            if isinstance(properties, dict):
-                keys.update(properties)
-            pending.extend(node.values())
-        elif isinstance(node, list):
-            pending.extend(node)
-    return keys
+    nodes = list(_branches(schema, schema))
+    for part in place:
+        nodes = [branch for node in nodes for branch in _branches(_inner(node, part), schema)]
+    return {key for node in nodes for key in node.get("properties", {})}
+
+
+def _branches(node: dict[str, Any], schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if "$ref" in node:
+        yield from _branches(schema["$defs"][node["$ref"].rpartition("/")[2]], schema)
+        return
+    yield node
+    for branch in (*node.get("anyOf", ()), *node.get("oneOf", ())):
+        yield from _branches(branch, schema)
+
+
+def _inner(node: dict[str, Any], part: str | int) -> dict[str, Any]:
+    """What the schema `node` says of its item or key `part`; `node` itself for the tag of a union."""
+    found = node.get("items") if isinstance(part, int) else node.get("properties", {}).get(part)
+    found = (
+        found
+        or node.get("additionalProperties")
+        or next(iter(node.get("patternProperties", {}).values()), None)
+    )
+    return found if isinstance(found, dict) else node
 
 
 # ------------------------------------------------------------------------------------------ a stage's output
@@ -159,13 +202,15 @@ class Output:
 
     path: a fresh folder; what is in it when `run` returns becomes the artifact, whole or not at all.
     scratch: a folder that outlives a failed or interrupted attempt at the same work (checkpoints).
-    threads: how many CPU threads the stage may use.
+    threads: how many CPU threads the stage may use. left_out: inputs that there are not because the steps
+    that should have made them failed, "name" or "name/key", and why; told to stages that only show.
     """
 
     path: Path
     scratch: Path
     threads: int = 1
     events: Events = field(default_factory=lambda: Events(None))
+    left_out: Mapping[str, str] = field(default_factory=dict)
 
     def metric(self, name: str, value: float, *, index: int) -> None:
         """Report one point of a curve, such as `loss` at epoch `index`."""
@@ -174,6 +219,10 @@ class Output:
     def progress(self, done: int, total: int, unit: str, note: str = "") -> None:
         """Report how far the stage is: `done` of `total` `unit`, a plural such as "steps"."""
         self.events.write("progress", done=done, total=total, unit=unit, note=note)
+
+    def note(self, text: str) -> None:
+        """Say something that the user of a run should see at once."""
+        self.events.write("note", text=text)
 
 
 # --------------------------------------------------------------------------------------- a stage's signature
@@ -188,6 +237,7 @@ class StageSignature:
     inputs: dict[str, bool]  # name -> whether it is a mapping of artifacts rather than one
     input_kinds: dict[str, str]
     output_kind: str
+    optional: frozenset[str]  # inputs that the stage can do without
 
 
 def stage_name(run: Callable[..., Any]) -> str:
@@ -203,10 +253,14 @@ def signature(run: Callable[..., Result[Any]]) -> StageSignature:
     config, *rest = parameters
     inputs: dict[str, bool] = {}
     kinds: dict[str, str] = {}
+    optional = set()
     for parameter in rest:
         hint = hints[parameter.name]
         if hint is Output:
             continue
+        if type(None) in typing.get_args(hint):  # Artifact[...] | None
+            optional.add(parameter.name)
+            hint = typing.get_args(hint)[0]
         many = typing.get_origin(hint) is dict
         artifact = typing.get_args(hint)[1] if many else hint
         inputs[parameter.name] = many
@@ -217,6 +271,7 @@ def signature(run: Callable[..., Result[Any]]) -> StageSignature:
         inputs=inputs,
         input_kinds=kinds,
         output_kind=_kind_of(typing.get_args(hints["return"])[0]),
+        optional=frozenset(optional),
     )
 
 

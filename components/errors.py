@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
 import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
 from typing import NoReturn
+
+_NO_ROOM = re.compile(r"no space left on device|disk quota exceeded|disk is full", re.IGNORECASE)
+_LEAST_FREE_BYTES = 64 << 10  # with less, whatever failed failed for lack of room
 
 
 class ExitCode(IntEnum):
@@ -24,15 +29,26 @@ class ExitCode(IntEnum):
     TERMINATED = 143
 
 
+_MOST_CHARACTERS = 2_000  # of each part of a message; values from outside can have any length
+
+
 class HpmlError(Exception):
     """An error addressed to the user: what happened, why, and what to do about it, on one line."""
 
     exit_code = ExitCode.STAGE_FAILED
 
     def __init__(self, what: str, *, why: str = "", fix: str = "") -> None:
+        what, why, fix = (shortened(part, _MOST_CHARACTERS) for part in (what, why, fix))
         self.what, self.why, self.fix = what, why, fix
         sentence = f"{what}: {why}" if why else what
         super().__init__(_one_printable_line(f"{sentence} -> {fix}" if fix else sentence))
+
+
+def shortened(text: str, most: int = 80) -> str:
+    """`text`, or both its ends and how long it is where it has more than `most` characters."""
+    if len(text) <= most:
+        return text
+    return f"{text[: most * 3 // 4]}... ({len(text):,} characters) ...{text[-(most // 4) :]}"
 
 
 def _one_printable_line(text: str) -> str:
@@ -88,7 +104,7 @@ def explained(*, debug: bool = False, record: Callable[..., None] | None = None)
     except HpmlError as error:
         _leave(error, error.exit_code, debug, record)
     except OSError as error:
-        named = _explain_os_error(error)
+        named = disk_full(error) or StageFailed(str(error) or type(error).__name__)
         _leave(named, named.exit_code, debug, record)
     except ModuleNotFoundError as error:
         absent = ConfigInvalid(
@@ -96,29 +112,81 @@ def explained(*, debug: bool = False, record: Callable[..., None] | None = None)
             fix="install what the stages need: make setup, or pip install 'hpml-pipeline[stages,data]'",
         )
         _leave(absent, absent.exit_code, debug, record)
-    except MemoryError:
-        _leave(
-            StageFailed("out of memory", fix="use a smaller batch or a machine with more memory"),
-            ExitCode.STAGE_FAILED,
-            debug,
-            record,
-        )
     except Exception as error:
-        named = StageFailed(
-            f"{type(error).__name__}: {' '.join(str(error).split())[:500]}",
-            fix="not an error we foresaw; --debug shows the traceback",
+        named = (
+            _out_of_memory(error)
+            or disk_full(error)
+            or StageFailed(
+                f"{type(error).__name__}: {' '.join(str(error).split())[:500]}",
+                fix="not an error we foresaw; --debug shows the traceback",
+            )
         )
         _leave(named, named.exit_code, debug, record)
 
 
-def _explain_os_error(error: OSError) -> HpmlError:
-    if error.errno in (errno.ENOSPC, errno.EDQUOT):
-        return StageFailed(
-            "the disk is full",
-            why=str(error),
-            fix="free some space (hpml gc removes what no kept run needs) and run again",
-        )
-    return StageFailed(str(error) or type(error).__name__)
+def disk_full(error: BaseException, place: str | os.PathLike[str] = "") -> StageFailed | None:
+    """What to tell the user if a full disk is behind `error`, with the path and its free space; else None.
+
+    place: where was written, if the error does not say so. Libraries spell a full disk in their own ways, or
+    say no more than that a file is cut short: so that no room is left at `place` counts as well.
+    """
+    path, said = os.fspath(place), ""
+    for cause in _causes(error):
+        named = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
+        if named or _NO_ROOM.search(str(cause)):
+            path = str(getattr(cause, "filename", None) or path)
+            break
+    else:
+        if not path or _free_bytes(path) >= _LEAST_FREE_BYTES:
+            return None
+        said = f" ({type(error).__name__}: {str(error)[:200]})"
+    return StageFailed(
+        "the disk is full",
+        why=f"{path} has {_free_bytes(path) / 1e6:.1f} MB left{said}" if path else str(error),
+        fix="free some space (hpml gc removes what no kept run needs) and run again",
+    )
+
+
+@contextmanager
+def disk_full_explained(place: str | os.PathLike[str]) -> Iterator[None]:
+    """Raise StageFailed that says so if what is written to `place` meanwhile fails of a full disk."""
+    try:
+        yield
+    except HpmlError:
+        raise
+    except Exception as error:
+        full = disk_full(error, place)
+        if full:
+            raise full from error
+        raise
+
+
+def _causes(error: BaseException | None) -> Iterator[BaseException]:
+    while error is not None:
+        yield error
+        error = error.__cause__ or error.__context__
+
+
+def _free_bytes(path: str) -> int:
+    """What is free to this user on the disk of `path`, or of the nearest folder above it that is there."""
+    while True:
+        try:
+            status = os.statvfs(path or ".")
+        except FileNotFoundError:
+            path = os.path.dirname(path)  # noqa: PTH120 - pathlib is not imported here
+        else:
+            return status.f_bavail * status.f_frsize
+
+
+def _out_of_memory(error: Exception) -> StageFailed | None:
+    """The error to show if `error` says, in Python's, torch's or CUDA's way, that memory ran out."""
+    said = " ".join(str(error).split())
+    is_torchs = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in said
+    if not isinstance(error, MemoryError) and not is_torchs:
+        return None
+    return StageFailed(
+        "out of memory", why=said[:300], fix="use a smaller batch, model or image_size, or a larger machine"
+    )
 
 
 def _leave(error: HpmlError, code: int, debug: bool, record: Callable[..., None] | None) -> NoReturn:

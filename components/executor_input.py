@@ -9,9 +9,8 @@ from __future__ import annotations
 import html
 import json
 import math
-import re
 import shutil
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,8 @@ OUT = "out"  # the artifact that a stage writes
 METRICS, HTML, SUMMARY = "metrics", "html", "summary"  # what else a component may declare, for KFP's page
 MAX_HTML_BYTES = 256 * 1000  # what KFP's page shows
 _MOUNTS = {"s3://": "/s3/", "gs://": "/gcs/", "minio://": "/minio/"}
-_BETWEEN = "__"
+
+Named = str | Mapping[str, str]  # an artifact, or artifacts by key
 
 
 class _RuntimeArtifact(BaseModel):
@@ -65,34 +65,33 @@ class ExecutorInput(BaseModel):
     inputs: _Inputs = _Inputs()
     outputs: _Outputs
 
-    def input_paths(
-        self, inputs: Mapping[str, bool], names: Mapping[str, str]
-    ) -> dict[str, str | dict[str, str]]:
-        """The paths of a stage's inputs, by parameter and key.
+    def input_paths(self, names: Mapping[str, Named]) -> dict[str, Named]:
+        """The paths of a stage's inputs.
 
-        inputs: as in contract.StageSignature. names: what each artifact of a mapping is called there, in
-        order; see `artifact_names`. Raises UsageError for an artifact that belongs to no input.
+        names: which artifact each input is; for a mapping of artifacts, which each of its keys is. Raises
+        UsageError if there is no such artifact, or one that is no input.
         """
-        paths = {
-            name: str(given.artifacts[0].path())
-            for name, given in self.inputs.artifacts.items()
-            if given.artifacts
+        used = {
+            artifact
+            for given in names.values()
+            for artifact in ([given] if isinstance(given, str) else given.values())
         }
-        absent = [name for name in names if name not in paths]
-        if absent:
-            raise UsageError(f"--names has {absent[0]!r}", why="the executor input has no such artifact")
-        found: dict[str, str | dict[str, str]] = {}
-        for name in [*names, *sorted(paths.keys() - names.keys())]:
-            parameter, _, rest = name.partition(_BETWEEN)
-            if inputs.get(name) is False:
-                found[name] = paths[name]
-            elif rest and inputs.get(parameter):
-                mapping = found.setdefault(parameter, {})
-                assert isinstance(mapping, dict)
-                mapping[names.get(name, rest)] = paths[name]
-            else:
-                raise UsageError(f"the stage has no input for the artifact {name!r}")
-        return found
+        for artifact in self.inputs.artifacts.keys() - used:
+            raise UsageError(
+                f"the stage has no input for the artifact {artifact!r}", fix="name it in --names"
+            )
+        return {
+            name: self._input_path(given)
+            if isinstance(given, str)
+            else {key: self._input_path(artifact) for key, artifact in given.items()}
+            for name, given in names.items()
+        }
+
+    def _input_path(self, artifact: str) -> str:
+        given = self.inputs.artifacts.get(artifact, _Artifacts()).artifacts
+        if not given:
+            raise UsageError(f"--names has {artifact!r}", why="the executor input has no such artifact")
+        return str(given[0].path())
 
     def out(self) -> str:
         """The path where the stage's artifact is to be. Raises UsageError if there is no such output."""
@@ -105,9 +104,13 @@ class ExecutorInput(BaseModel):
         return given.artifacts[0]
 
     def deliver(self, stage: str, manifest: Manifest) -> None:
-        """Write what KFP's page shows of the artifact at `out`, and `executor_output.json`."""
+        """Write what KFP's page shows of the artifact at `out`, and `executor_output.json`.
+
+        The metrics are with the output `metrics` only, which no step reads: what an artifact is told to be is
+        part of the spec of every pod that reads it.
+        """
         scalars = {name: _scalar(value) for name, value in manifest.metrics.items()}
-        metadata: dict[str, dict[str, Any]] = {OUT: {"digest": manifest.digest, **scalars}, METRICS: scalars}
+        metadata: dict[str, dict[str, Any]] = {OUT: {"digest": manifest.digest}, METRICS: scalars}
         if stage == "report":
             self._show_report(self._output(OUT).path(), str(manifest.spec["title"]))
         shown = {
@@ -150,18 +153,6 @@ def read_executor_input(text: str) -> ExecutorInput:
         raise UsageError(
             "--executor-input is no executor input of KFP v2", why=f"{where or 'the whole'}: {first['msg']}"
         ) from None
-
-
-def artifact_names(parameter: str, keys: Iterable[str]) -> dict[str, str]:
-    """How a KFP component calls the artifacts of a mapping: {"engines__fp32_onnx": "fp32/onnx"}, in order."""
-    names: dict[str, str] = {}
-    for key in keys:
-        plain = parameter + _BETWEEN + re.sub(r"[^a-z0-9]+", "_", key.lower()).strip("_")
-        name, count = plain, 2
-        while name in names:
-            name, count = f"{plain}_{count}", count + 1
-        names[name] = key
-    return names
 
 
 def _scalar(value: float) -> float | str:

@@ -1,11 +1,16 @@
-"""What this machine is: the identity that hardware-bound results carry. Reads /proc, wakes no library."""
+"""What this machine is: the identity that hardware-bound results carry. Imports no library."""
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
+import re
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
+
+from components import cgroup, nvml
 
 # Instruction sets that change which kernels the runtimes choose, as Linux spells them.
 _DECISIVE_FLAGS = (
@@ -22,39 +27,12 @@ _DECISIVE_FLAGS = (
     "sve",
 )
 
-_CGROUP = Path("/sys/fs/cgroup")
-_NO_LIMIT = 1 << 62  # version 1 says "none" with a number near the largest
-
 
 def usable_cpus() -> int:
-    """How many CPUs this process may use: its affinity mask, capped by the cgroup's quota."""
+    """How many CPUs this process may use: its affinity mask, capped by the control group's quota."""
     allowed = len(os.sched_getaffinity(0))
-    quota = _cgroup_cpu_quota()
-    return allowed if quota is None else max(1, min(allowed, quota))
-
-
-def _cgroup_cpu_quota() -> int | None:
-    """How many whole CPUs the control group allows; None without a limit."""
-    try:
-        limit, period = (_CGROUP / "cpu.max").read_text().split()  # version 2
-    except (OSError, ValueError):
-        try:
-            limit = (_CGROUP / "cpu" / "cpu.cfs_quota_us").read_text().strip()  # version 1
-            period = (_CGROUP / "cpu" / "cpu.cfs_period_us").read_text()
-        except OSError:
-            return None
-    return None if limit in ("max", "-1") else int(limit) // int(period)
-
-
-def memory_limit_bytes() -> int | None:
-    """The memory that the control group allows; None without a limit."""
-    for file in ("memory.max", "memory/memory.limit_in_bytes"):
-        try:
-            limit = (_CGROUP / file).read_text().strip()
-        except OSError:
-            continue
-        return int(limit) if limit.isdecimal() and int(limit) < _NO_LIMIT else None
-    return None
+    quota = cgroup.cpu_quota()
+    return allowed if quota is None else max(1, min(allowed, int(quota)))
 
 
 @cache
@@ -76,15 +54,67 @@ def cpu_flags() -> tuple[str, ...]:
     return tuple(flag for flag in _DECISIVE_FLAGS if flag in listed)
 
 
+@dataclass(frozen=True)
+class Gpu:
+    """An NVIDIA GPU, as its driver describes it. Where NVML is out of reach only the name is known."""
+
+    name: str
+    compute_capability: str = ""
+    memory_mib: int = 0
+
+    def __str__(self) -> str:
+        if not self.compute_capability:
+            return self.name
+        return f"{self.name}, compute capability {self.compute_capability}, {self.memory_mib} MiB"
+
+
+@dataclass(frozen=True)
+class Gpus:
+    """The NVIDIA GPUs of this machine and the version of their driver; nothing and "" without one."""
+
+    gpus: tuple[Gpu, ...] = ()
+    driver: str = ""
+
+
+_PROC_NVIDIA = Path("/proc/driver/nvidia")
+
+
 @cache
+def _gpus() -> Gpus:
+    with nvml.opened() as library:
+        if library is None:
+            return _gpus_of_proc()
+        try:
+            found = tuple(_gpu(library, device) for device in library.devices())
+            return Gpus(found, library.driver()) if found else Gpus()
+        except nvml.NvmlError:
+            return _gpus_of_proc()
+
+
+def _gpu(library: nvml.Nvml, device: ctypes.c_void_p) -> Gpu:
+    major, minor = library.compute_capability(device)
+    return Gpu(library.name(device), f"{major}.{minor}", library.memory_bytes(device) // 2**20)
+
+
+def _gpus_of_proc() -> Gpus:
+    """What the kernel module says, for a container that has the driver's devices but not its libraries."""
+    names = []
+    for file in sorted(_PROC_NVIDIA.glob("gpus/*/information")):
+        names += re.findall(r"^Model:\s*(.*\S)", file.read_text(), re.MULTILINE)
+    if not names:
+        return Gpus()
+    version = re.search(r"Kernel Module\D*(\d[\d.]*)", (_PROC_NVIDIA / "version").read_text())
+    return Gpus(tuple(Gpu(name) for name in names), version.group(1) if version else "")
+
+
 def gpu_names() -> tuple[str, ...]:
     """The NVIDIA GPUs of this machine, as the driver names them; empty without the driver."""
-    names = []
-    for file in sorted(Path("/proc/driver/nvidia/gpus").glob("*/information")):
-        for line in file.read_text().splitlines():
-            if line.startswith("Model:"):
-                names.append(line.partition(":")[2].strip())
-    return tuple(names)
+    return tuple(gpu.name for gpu in _gpus().gpus)
+
+
+def gpu_driver() -> str:
+    """The version of NVIDIA's driver; empty without a GPU."""
+    return _gpus().driver
 
 
 def identity() -> dict[str, str]:
@@ -96,5 +126,6 @@ def identity() -> dict[str, str]:
         "cpu": " ".join(names),
         "cpu_flags": " ".join(cpu_flags()),
         "cpus": str(usable_cpus()),
-        "gpus": "; ".join(gpu_names()),
+        "gpus": "; ".join(str(gpu) for gpu in _gpus().gpus),
+        "gpu_driver": gpu_driver(),
     }

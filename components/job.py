@@ -15,8 +15,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, NoReturn
 
-from components import hardware
+from components import hardware, memory
 from components.artifacts import (
+    Artifact,
     Lineage,
     Manifest,
     new_folder_beside,
@@ -25,7 +26,8 @@ from components.artifacts import (
     seal_artifact,
 )
 from components.contract import Events, Output, Result, signature, validate
-from components.errors import ConfigInvalid, GateFailed, Terminated, explained
+from components.errors import ConfigInvalid, GateFailed, Terminated, disk_full_explained, explained
+from components.process import peak_rss_bytes
 
 
 @dataclass(frozen=True)
@@ -36,7 +38,9 @@ class Job:
     config: the stage's config as JSON values; `inputs`: paths of artifacts by parameter name.
     out: where the artifact is to be; scratch: what outlives a failed attempt (default: beside `out`).
     events: the file that progress and metrics are appended to. threads: 0 for as many as there are CPUs.
-    import_paths: folders of the user's own modules.
+    import_paths: folders of the user's own modules. left_out: see contract.Output.
+    parents: the content digest that each input must have, by its name or name/key, as far as the executor
+    knows it. verified: content digests of artifacts whose files this run has verified already.
 
     On the command line of a container, `inputs`, `out` and `scratch` may be s3:// URIs, and `events` may be
     "-"; see `components.container`.
@@ -52,6 +56,9 @@ class Job:
     import_paths: tuple[str, ...] = ()
     code_digest: str = ""
     libraries: Mapping[str, str] = field(default_factory=dict)
+    left_out: Mapping[str, str] = field(default_factory=dict)
+    parents: Mapping[str, str] = field(default_factory=dict)
+    verified: tuple[str, ...] = ()
 
 
 def load_run(path: str) -> Any:
@@ -88,10 +95,12 @@ def perform(job: Job) -> Manifest:
     for name, given in job.inputs.items():
         kind = shape.input_kinds[name]
         if isinstance(given, str):
-            artifacts[name] = open_artifact(Path(given), kind=kind)
+            artifacts[name] = _open_input(job, name, given, kind)
             parents[name] = artifacts[name].digest
         else:
-            artifacts[name] = {key: open_artifact(Path(path), kind=kind) for key, path in given.items()}
+            artifacts[name] = {
+                key: _open_input(job, f"{name}/{key}", path, kind) for key, path in given.items()
+            }
             parents |= {f"{name}/{key}": artifact.digest for key, artifact in artifacts[name].items()}
 
     place = Path(job.out)
@@ -99,29 +108,36 @@ def perform(job: Job) -> Manifest:
     scratch.mkdir(parents=True, exist_ok=True)
     folder = new_folder_beside(place)
     try:
-        started_at_s = time.time()
-        out = Output(folder, scratch, threads, Events(Path(job.events) if job.events else None))
-        result: Result[Any] = run(config, **artifacts, out=out)
-        metrics = {name: float(value) for name, value in result.metrics.items()}
-        lineage = Lineage(
-            stage=shape.stage,
-            code_digest=job.code_digest,
-            config=config.model_dump(mode="json"),
-            parents=parents,
-            libraries=dict(job.libraries),
-            started_at_s=started_at_s,
-            seconds=time.time() - started_at_s,
-            peak_rss_bytes=peak_rss_bytes(),
-        )
-        manifest = seal_artifact(
-            folder, spec=result.spec, metrics=metrics, lineage=lineage, rejected=result.rejected
-        )
-        publish(folder, place)
+        with disk_full_explained(folder):
+            started_at_s, begun_s = time.time(), time.monotonic()
+            events = Events(Path(job.events) if job.events else None)
+            out = Output(folder, scratch, threads, events, job.left_out)
+            result: Result[Any] = run(config, **artifacts, out=out)
+            metrics = {name: float(value) for name, value in result.metrics.items()}
+            lineage = Lineage(
+                stage=shape.stage,
+                code_digest=job.code_digest,
+                config=config.model_dump(mode="json"),
+                parents=parents,
+                libraries=dict(job.libraries),
+                started_at_s=started_at_s,
+                seconds=time.monotonic() - begun_s,
+                peak_rss_bytes=_peak_rss_bytes(),
+            )
+            manifest = seal_artifact(
+                folder, spec=result.spec, metrics=metrics, lineage=lineage, rejected=result.rejected
+            )
+            publish(folder, place)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
     if result.rejected:
         raise rejection(shape.stage, result.rejected)
     return manifest
+
+
+def _open_input(job: Job, name: str, path: str, kind: str) -> Artifact[Any]:
+    digest = job.parents.get(name, "")
+    return open_artifact(Path(path), kind=kind, digest=digest, verify=digest not in job.verified)
 
 
 def scratch_of(job: Job) -> Path:
@@ -146,6 +162,7 @@ def run_job(**fields: Any) -> None:
     job = Job(**fields)
     with explained(record=Events(Path(job.events)).write):
         stop_on_sigterm()
+        memory.limit_process()
         manifest = execute(job)
         print(json.dumps({"digest": manifest.digest, "metrics": manifest.metrics}, indent=1))
 
@@ -157,10 +174,14 @@ def _limit_threads(threads: int) -> None:
         torch.set_num_threads(threads)
 
 
-def peak_rss_bytes() -> int:
-    """The largest resident set of this process or of one of its finished children, in bytes."""
-    kib = max(resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    return kib * 1024
+def _peak_rss_bytes() -> int:
+    """The largest resident set of this process or of one of its finished children; 0 where it is not told.
+
+    What the children inherit in their `ru_maxrss` is at most our own peak.
+    """
+    own = peak_rss_bytes()
+    of_children = resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss * 1024
+    return max(own, of_children) if own else 0
 
 
 def stop_on_sigterm() -> None:

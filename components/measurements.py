@@ -120,6 +120,32 @@ class EngineFigures(Config):
     round_spread: float | None = None  # (largest - smallest p50 of a round) / p50 of all
 
 
+class OutputFigures(Config):
+    """One output of an engine beside the reference's, over the same requests at batch 1.
+
+    Differences are over the numbers that are finite in both. max_rel_difference: the largest difference as a
+    share of the largest number of the reference's output.
+    """
+
+    name: str
+    reference_name: str = ""  # where the reference calls it otherwise
+    reason: str = ""  # why it could not be compared
+    numbers: int = 0  # in all requests together
+    nan: int = 0  # of them
+    infinite: int = 0
+    max_abs_difference: float | None = None
+    max_rel_difference: float | None = None
+    top1_agreement: float | None = None  # of (1, classes): share of requests with the same class
+
+
+class OutputComparison(Config):
+    """What an engine answers beside what the reference does. reason: why they were not compared at all."""
+
+    requests: int = 0
+    outputs: tuple[OutputFigures, ...] = ()
+    reason: str = ""
+
+
 class Conditions(Config):
     """How quiet the machine was. Slices that were disturbed are not in the figures."""
 
@@ -303,7 +329,8 @@ class LayerFigures(Config):
     precision: Literal["fp32", "fp16", "bf16", "int8"]
     flops: int  # 2 per multiply-accumulate
     bytes: int  # weights, inputs and outputs, each once
-    time_us: float  # a request, mean of the middle half; of ONNX Runtime less what its profiler adds
+    # a request, mean of the middle half; of ONNX Runtime less what its profiler adds: 0 if it is too short
+    time_us: float
     bound: Literal["compute", "memory", "overhead"] | None = None  # None: the machine has no ceiling for it
     share_of_roof: float | None = None  # of what the roofs allow it; None where it does no arithmetic
     nodes: tuple[str, ...] = ()  # TensorRT's: the nodes of the ONNX graph that were fused into it
@@ -331,7 +358,7 @@ class EngineDiagnosis(Config):
     time_us: float = 0.0  # p50 of the benchmark at this batch
     profiled_us: float = 0.0  # what the layers add up to
     roof_us: float | None = None  # the least that the machine's ceilings allow for all layers
-    share_of_roof: float | None = None  # roof_us / time_us
+    share_of_roof: float | None = None  # roof_us / time_us, if below 1
     bound: Literal["compute", "memory", "overhead"] | None = None
     layers: tuple[LayerFigures, ...] = ()
     verdict: str = ""  # one or two plain sentences

@@ -6,11 +6,13 @@ import copy
 from collections.abc import Iterable
 from typing import Any
 
-import yaml
 from pydantic import TypeAdapter
 
+from components import strict_yaml
 from components.contract import validate
-from components.errors import ConfigInvalid
+from components.errors import ConfigInvalid, shortened
+
+_MOST_PARTS = 32  # of a key
 
 
 def with_overrides(expected: Any, fields: Any, overrides: Iterable[str], *, where: str) -> Any:
@@ -27,32 +29,30 @@ def with_overrides(expected: Any, fields: Any, overrides: Iterable[str], *, wher
         resolved = copy.deepcopy(fields)
     for override in overrides:
         path, separator, text = override.partition("=")
-        if not separator or not path:
-            raise ConfigInvalid(f"--set {override!r} is not KEY=VALUE", fix="for example train.epochs=3")
-        try:
-            value = yaml.safe_load(text)
-        except yaml.YAMLError as error:
-            raise ConfigInvalid(f"--set {override!r}", why=" ".join(str(error).split())) from None
-        except RecursionError:
-            raise ConfigInvalid(f"--set {path}=...", why="its value is nested too deep") from None
-        _assign(resolved, path.split("."), value, override)
+        parts = path.split(".")
+        shown = f"--set {shortened(override)!r}"
+        if not separator or not all(parts) or len(parts) > _MOST_PARTS:
+            raise ConfigInvalid(f"{shown} is not KEY=VALUE", fix="for example train.epochs=3")
+        value = strict_yaml.parse(text, where=f"the value of {shown}")
+        _assign(resolved, parts, value, shown)
     return resolved
 
 
-def _assign(node: Any, path: list[str], value: Any, override: str) -> None:
+def _assign(node: Any, path: list[str], value: Any, shown: str) -> None:
     """Set `value` at `path` below `node`; a part of the path is a key, or a number in a list."""
     key, *rest = path
     if isinstance(node, list):
-        if not key.isdecimal() or int(key) >= len(node):
-            raise ConfigInvalid(f"--set {override!r}", why=f"{key!r} is not an index below {len(node)}")
+        indices = {str(index): index for index in range(len(node))}
+        if key not in indices:
+            raise ConfigInvalid(shown, why=f"{shortened(key)!r} is not an index below {len(node)}")
         if not rest:
-            node[int(key)] = value
+            node[indices[key]] = value
         else:
-            _assign(node[int(key)], rest, value, override)
+            _assign(node[indices[key]], rest, value, shown)
         return
     if not isinstance(node, dict):
-        raise ConfigInvalid(f"--set {override!r}", why=f"there is nothing to set below {key!r}")
+        raise ConfigInvalid(shown, why=f"there is nothing to set below {shortened(key)!r}")
     if not rest:
         node[key] = value
     else:
-        _assign(node.setdefault(key, {}), rest, value, override)
+        _assign(node.setdefault(key, {}), rest, value, shown)

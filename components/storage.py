@@ -16,10 +16,13 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from email.utils import parsedate_to_datetime
 from functools import cache
 from pathlib import Path, PurePosixPath
 from types import TracebackType
-from typing import TYPE_CHECKING, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Self, TypeVar
+
+from pydantic import StringConstraints
 
 from components.artifacts import MANIFEST, new_folder_beside, publish, read_manifest, write_text_atomic
 from components.credentials import without_credentials
@@ -28,6 +31,8 @@ from components.patience import patiently
 
 if TYPE_CHECKING:
     from botocore.exceptions import ClientError
+
+S3Uri = Annotated[str, StringConstraints(pattern=r"^s3://[a-z0-9.-]{3,63}/[^/].*")]  # of what users name
 
 _S3 = "s3://"
 _TRANSFERS_AT_ONCE = 8
@@ -163,6 +168,31 @@ def _names(client: Any, place: _Place) -> list[str]:
                 )
             names.append(name)
     return sorted(names)
+
+
+@dataclass(frozen=True)
+class Stored:
+    """An object: its size, and how long ago, by the store's own clock, it was written."""
+
+    size_bytes: int
+    age_s: float
+
+
+def stored(uri: str) -> dict[str, Stored]:
+    """The objects below the S3 URI `uri`, by their paths relative to it. Raises Unavailable."""
+    place = _place(uri)
+    prefix = place.below("")
+
+    def look(client: Any) -> dict[str, Stored]:
+        found = {}
+        for page in client.get_paginator("list_objects_v2").paginate(Bucket=place.bucket, Prefix=prefix):
+            now = parsedate_to_datetime(page["ResponseMetadata"]["HTTPHeaders"]["date"])
+            for item in page.get("Contents", ()):
+                age_s = (now - item["LastModified"]).total_seconds()
+                found[item["Key"].removeprefix(prefix)] = Stored(int(item["Size"]), age_s)
+        return found
+
+    return _in_store(uri, look)
 
 
 def delete(uri: str) -> None:

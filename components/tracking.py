@@ -14,6 +14,7 @@ Where steps run in pods, each reports itself, from an outbox of its own; see `co
 from __future__ import annotations
 
 import contextlib
+import errno
 import fcntl
 import importlib.util
 import json
@@ -92,8 +93,15 @@ def _key(name: str) -> str:
 # ---------------------------------------------------------------------------------------------------- outbox
 
 
+class StoreDamaged(Unavailable):
+    """The file of a local store is no whole database: no waiting mends it."""
+
+
 class Outbox:
-    """The events of one run, appended to a file. One process writes it; writing never waits for a server."""
+    """The events of one run, appended to a file. One process writes it; writing never waits for a server.
+
+    Times are counted by the monotonic clock from the wall clock's time now: nothing ends before it began.
+    """
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -103,6 +111,8 @@ class Outbox:
             content = file.read()
             file.truncate(content.rfind(b"\n") + 1)
         self._run: dict[str, str] = {}
+        self._unwritten = b""  # while the disk is full
+        self._epoch_s = time.time() - time.monotonic()
 
     def run_started(
         self, run_id: str, name: str, params: Mapping[str, Any], tags: Mapping[str, str] | None = None
@@ -150,9 +160,21 @@ class Outbox:
 
     def _write(self, event: str, step: str, **fields: Any) -> None:
         assert self._run, "run_started or run_joined comes first"
-        line = json.dumps({"event": event, **self._run, "step": step, "time_s": time.time(), **fields})
+        now_s = self._epoch_s + time.monotonic()
+        line = json.dumps({"event": event, **self._run, "step": step, "time_s": now_s, **fields})
+        self._unwritten += line.encode() + b"\n"
         with self.path.open("ab", buffering=0) as file:
-            file.write(line.encode() + b"\n")
+            end = file.tell()
+            try:
+                written = file.write(self._unwritten)
+            except OSError as error:
+                if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+                    raise
+                written = 0
+            if written == len(self._unwritten):
+                self._unwritten = b""
+            else:
+                file.truncate(end)  # no half line; the next event brings it
 
 
 def _safe(tags: Mapping[str, str] | None) -> dict[str, str]:
@@ -209,12 +231,17 @@ def _position_file(outbox: Path) -> Path:
 
 
 def _read_position(outbox: Path, store: str) -> int:
-    """How many bytes of the outbox `store` has acknowledged; none if that was another store."""
+    """How many bytes of the outbox `store` has acknowledged; none if it is another store, or not known."""
     try:
         fields = json.loads(_position_file(outbox).read_text())
-    except FileNotFoundError:
+        return int(fields["offset"]) if fields["store"] == store else 0
+    except (
+        FileNotFoundError,
+        ValueError,
+        KeyError,
+        TypeError,
+    ):  # sent again, it counts once
         return 0
-    return int(fields["offset"]) if fields["store"] == store else 0
 
 
 def _write_position(outbox: Path, store: str, offset: int) -> None:
@@ -309,7 +336,8 @@ def _identify(path: Path) -> None:
 def reaching(uri: str) -> Iterator[None]:
     """Turn whatever a store or its client raises into one line without credentials.
 
-    Raises StageFailed for what MLflow refuses, Unavailable for all else.
+    Raises StageFailed for what MLflow refuses, StoreDamaged for a local database that is, Unavailable for all
+    else.
     """
     try:
         yield
@@ -317,10 +345,21 @@ def reaching(uri: str) -> Iterator[None]:
         raise
     except Exception as error:
         place = f"the MLflow store at {without_credentials(uri)}"
-        why = _cut(" ".join(without_credentials(str(_root_cause(error))).split()), 300)
+        cause = _root_cause(error)
+        why = _cut(" ".join(without_credentials(str(cause)).split()), 300)
         if getattr(error, "error_code", "") == "INVALID_PARAMETER_VALUE":
             raise StageFailed(f"{place} refused what it got", why=why) from None
+        file = _sqlite_path(uri)
+        if file and type(cause) is sqlite3.DatabaseError:  # locked, full or read-only are kinds of their own
+            raise StoreDamaged(
+                f"{place} is damaged",
+                why=why,
+                fix=f"move {file} away: the next run makes a new one and sends it what all runs tracked;"
+                " to save its registered versions: sqlite3 FILE .recover",
+            ) from None
         fix = "check MLFLOW_TRACKING_URI and its credentials, and that the server is up; then run again"
+        if file:
+            fix = f"see that {file} can be read and written, and that its disk has room; then run again"
         raise Unavailable(f"{place} cannot be used", why=why or type(error).__name__, fix=fix) from None
 
 
@@ -382,13 +421,15 @@ class Drained:
     """What a drain achieved.
 
     remaining: events not yet acknowledged. ended: whether the run's end has been sent. refused: what MLflow
-    will never accept, in words (its event counts as sent). problem: why events remain.
+    will never accept, in words (its event counts as sent). problem: why events remain. lasts: whether trying
+    again is of no use.
     """
 
     remaining: int
     ended: bool = False
     refused: tuple[str, ...] = ()
     problem: str = ""
+    lasts: bool = False
 
 
 def drain(outbox: Path, tracking_uri: str, *, seconds: float = 30.0) -> Drained:
@@ -425,7 +466,8 @@ def _drain(outbox: Path, uri: str, deadline_s: float) -> Drained:
                 sent = min(sent + _EVENTS_AT_ONCE, len(events))
                 _write_position(outbox, store, ends[sent - 1])
     except HpmlError as error:
-        return Drained(len(events) - sent, False, tuple(refused), str(error))
+        lasts = isinstance(error, StoreDamaged)
+        return Drained(len(events) - sent, False, tuple(refused), str(error), lasts)
     return Drained(0, _has_ended(outbox, ends[-1]), tuple(refused))  # more may have come meanwhile
 
 
@@ -638,7 +680,7 @@ def _keep_sending(outbox: Path, uri: str, stop: threading.Event) -> Drained:
         stopping = stop.is_set()
         drained = drain(outbox, uri, seconds=10.0 if stopping else 30.0)
         _report(drained)
-        if drained.ended or stopping:
+        if drained.ended or drained.lasts or stopping:
             return drained
         pause_s = min(2 * pause_s, 30.0) if drained.problem else 1.0
         stop.wait(pause_s)

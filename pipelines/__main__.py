@@ -59,6 +59,9 @@ Set = Annotated[
 Host = Annotated[
     str, typer.Option("--host", metavar="URL", help="Kubeflow Pipelines; by default KF_PIPELINES_ENDPOINT.")
 ]
+RemoteHost = Annotated[
+    str, typer.Option("--host", metavar="URL", help="Of a run in Kubeflow: where that is reached by now.")
+]
 InCluster = Annotated[
     bool, typer.Option("--in-cluster", help="The Kubeflow of the cluster that this pod runs in.")
 ]
@@ -113,7 +116,7 @@ def run(
     output: Format = "table",
 ) -> None:
     """Run a recipe: data to a chosen, registered, deployable model."""
-    from pipelines import console, graph, places, plan, results, run_record
+    from pipelines import applicability, console, graph, places, plan, preflight, results, run_record
     from pipelines import recipe as recipes
     from pipelines.execution import Execution, forecast
 
@@ -128,11 +131,20 @@ def run(
         run_id = run_record.new_run_id(loaded.recipe.name)
         place = places.open_place(executor, loaded, settings, run_id, watcher)
         if dry_run:
-            forecasts = forecast(steps, settings, place)
+            if executor == "process":
+                forecasts, problems = preflight.forecast_checked(loaded, steps, settings, place, watcher)
+            else:
+                place.check(steps)
+                applicability.tell(loaded, steps, settings, place, watcher)
+                forecasts, problems = forecast(steps, settings, place), []
             place.close("done")
             _print_forecast(forecasts, output)
+            preflight.refuse(problems)
             return
+        if executor == "process":
+            recipes.check_targets(loaded.recipe)
         place.check(steps)
+        applicability.tell(loaded, steps, settings, place, watcher)
         store = loaded.recipe.cluster.store if executor == "kubernetes" else ""
         record = run_record.start(home, run_id, loaded.recipe.name, str(loaded.file), steps, store=store)
         results.store_recipe(home, record, loaded)
@@ -180,18 +192,25 @@ def _print_forecast(forecasts: list[Any], output: str) -> None:
 
 def _end_of_run(record: RunRecord, again: str) -> None:
     """Raise the first failure with its exit code; say how an interrupted run is resumed."""
-    from components.errors import ExitCode
-    from pipelines.execution import first_failure
-
-    failure = first_failure(record)
-    if failure:
-        name, step = failure
-        error = StageFailed(f"step {name} failed", why=step.error, fix=f"its log: hpml logs {name}")
-        error.exit_code = ExitCode(step.exit_code)
-        raise error
+    _raise_failure(record)
     if record.status == "interrupted":
         print(f"interrupted; resume with: {again}", file=sys.stderr)
         raise SystemExit(record.exit_code)
+
+
+def _raise_failure(record: RunRecord, where: str = "") -> None:
+    """Raise the first failure with its exit code, after a warning for each that is not the run's."""
+    from components.errors import ExitCode
+    from pipelines.execution import first_failure, not_shown
+
+    for sentence in not_shown(record):
+        print(f"warning: {sentence}", file=sys.stderr)
+    failure = first_failure(record)
+    if failure:
+        name, step = failure
+        error = StageFailed(f"step {name} failed", why=step.error, fix=f"its log: hpml logs {name}{where}")
+        error.exit_code = ExitCode(step.exit_code)
+        raise error
 
 
 # ------------------------------------------------------------------------------------------------- Kubeflow
@@ -232,7 +251,7 @@ def submit(
     home: Home = _HOME,
 ) -> None:
     """Run a recipe on Kubeflow Pipelines; stdout gets the run's id, for hpml status and hpml logs."""
-    from pipelines import console, kubeflow_runs
+    from pipelines import applicability, console, kubeflow_runs
     from pipelines import recipe as recipes
 
     loaded = recipes.load(recipe, tuple(overrides or ()))
@@ -240,6 +259,7 @@ def submit(
         host, in_cluster=in_cluster, experiment=experiment, namespace=namespace
     )
     with console.watcher() as watcher:
+        applicability.warn(loaded, watcher)
         record = kubeflow_runs.submit(home, loaded, target, watcher)
         print(record.id, flush=True)
         remote = kubeflow_runs.remote_run(home, record.id)
@@ -251,17 +271,7 @@ def submit(
 
 def _end_of_remote_run(record: RunRecord) -> None:
     """Raise the first failure with its exit code; say that a run was stopped."""
-    from components.errors import ExitCode
-    from pipelines.execution import first_failure
-
-    failure = first_failure(record)
-    if failure:
-        name, step = failure
-        error = StageFailed(
-            f"step {name} failed", why=step.error, fix=f"its log: hpml logs {name} --run {record.id}"
-        )
-        error.exit_code = ExitCode(step.exit_code)
-        raise error
+    _raise_failure(record, where=f" --run {record.id}")
     if record.status == "interrupted":
         print("the run was stopped in Kubeflow", file=sys.stderr)
         raise SystemExit(record.exit_code)
@@ -329,6 +339,16 @@ def engines(
         list[str] | None,
         typer.Option("--dim", metavar="NAME=SIZE", help="A size that a model leaves open, beside the batch."),
     ] = None,
+    argument: Annotated[
+        list[str] | None,
+        typer.Option("--arg", metavar="KEY=VALUE", help="An argument of torch modules' callables: width=32."),
+    ] = None,
+    recipe: Annotated[
+        Path | None,
+        typer.Option(
+            metavar="FILE", help="A recipe; its network gets train.model.arguments, its data says the input."
+        ),
+    ] = None,
     model: Annotated[str, typer.Option(help="The model of a server that is given without one.")] = "",
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Of ONNX files and torch modules.")] = "cpu",
     seed: Annotated[int, typer.Option(min=0, help="Of the inputs and the order of the engines.")] = 0,
@@ -347,12 +367,21 @@ def engines(
     """Measure anything together: latency, throughput and ratios with their intervals."""
     from pipelines import bench as benches
     from pipelines import bench_tables, measurable
+    from pipelines.store import Store
 
     if earlier:
         record, place = benches.again(earlier), earlier
     elif arguments:
         sizes, tensors = measurable.parse_sizes(dims or ()), measurable.parse_inputs(inputs or ())
-        hints = measurable.Hints(home, sizes=sizes, inputs=tensors, model=model, device=device)
+        hints = measurable.Hints(
+            home,
+            sizes=sizes,
+            inputs=tensors,
+            arguments=measurable.parse_arguments(argument or ()),
+            recipe=recipe,
+            model=model,
+            device=device,
+        )
         wishes = benches.Wishes(
             batches=measurable.parse_batches(batch) if batch else (),
             scenarios=tuple(scenario or ()),
@@ -366,8 +395,9 @@ def engines(
             seed=seed,
             allow_noise=allow_noise,
         )
-        found = measurable.measurables(arguments, hints)
-        record, place = benches.measure(home, found, wishes, command=sys.argv[1:], folder=folder)
+        with Store(home).in_use():  # gc waits until they are measured
+            found = measurable.measurables(arguments, hints)
+            record, place = benches.measure(home, found, wishes, command=sys.argv[1:], folder=folder)
     else:
         raise UsageError(
             "nothing to measure", fix="name engines, or --from FOLDER; see hpml bench engines --help"
@@ -398,6 +428,103 @@ def machine(
 
 
 @app.command()
+def quantize(
+    model: Annotated[Path, typer.Argument(metavar="MODEL.onnx", help="The fp32 model.")],
+    data: Annotated[
+        Path,
+        typer.Option(
+            metavar="FOLDER|FILE.npz",
+            help="Pictures, in a folder for each class or in one; or arrays by the names of the inputs "
+            "(or x), labels as y.",
+        ),
+    ],
+    out: Annotated[
+        Path | None, typer.Option("--out", "-o", metavar="FILE", help="By default MODEL-int8.onnx beside it.")
+    ] = None,
+    force: Annotated[bool, typer.Option("--force", help="Replace what is there.")] = False,
+    mean: Annotated[
+        str, typer.Option(metavar="M[,M,M]", help="Of pictures: (pixel / scale - mean) / std, by channel.")
+    ] = "0",
+    std: Annotated[str, typer.Option(metavar="S[,S,S]", help="See --mean.")] = "1",
+    scale: Annotated[float, typer.Option(help="See --mean; 1 leaves pixels from 0 to 255.")] = 255.0,
+    calibration: Annotated[
+        Literal["minmax", "percentile"],
+        typer.Option(help="minmax: all calibrated values fit; percentile: outliers are clipped."),
+    ] = "minmax",
+    calibration_samples: Annotated[int, typer.Option(help="At most half of all.")] = 256,
+    activations: Annotated[
+        Literal["auto", "uint8", "int8"],
+        typer.Option(help="auto: both are timed; int8 is kept if it is more than 5 % faster."),
+    ] = "auto",
+    exclude: Annotated[
+        list[str] | None, typer.Option(metavar="NODE", help="Keep this node in fp32; may be repeated.")
+    ] = None,
+    max_accuracy_drop: Annotated[
+        float | None, typer.Option(help="The gate, where there are labels: 0.01 is one point; default 0.02.")
+    ] = None,
+    min_agreement: Annotated[
+        float | None,
+        typer.Option(help="The gate: share of samples with the fp32 model's class; default 0.97."),
+    ] = None,
+    max_relative_error: Annotated[
+        float | None, typer.Option(help="The gate of outputs that are no classes (RMS); default 0.1.")
+    ] = None,
+    dims: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--dim", metavar="NAME=SIZE", help="A size that the model leaves open, beside the batch."
+        ),
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="By default all CPUs.")] = None,
+    limit_s: Annotated[
+        float, typer.Option(min=1, help="Quantizing and judging are ended after so many seconds.")
+    ] = 900.0,
+    budget_s: Annotated[float | None, typer.Option(help="Of measuring both, as in hpml bench.")] = None,
+    seed: Annotated[int, typer.Option(min=0, help="Of what is drawn to calibrate.")] = 0,
+    allow_noise: Annotated[
+        bool, typer.Option("--allow-noise", help="Give figures although the machine is not quiet.")
+    ] = False,
+    home: Home = _HOME,
+    output: Annotated[Literal["table", "json"], typer.Option("--output", help="What stdout gets.")] = "table",
+) -> None:
+    """Make an int8 model of an ONNX file: calibrated, judged against it, measured beside it."""
+    from components.contract import validate
+    from components.hardware import usable_cpus
+    from components.quantize.job import QuantizeJob
+    from pipelines import bench as benches
+    from pipelines import measurable
+    from pipelines import quantize as quantization
+
+    place = quantization.places(model, out, force=force)
+    bounds = {
+        "max_accuracy_drop": max_accuracy_drop,
+        "min_top1_agreement": min_agreement,
+        "max_relative_error": max_relative_error,
+    }
+    job: QuantizeJob = validate(
+        QuantizeJob,
+        {
+            "file": model,
+            "data": data,
+            "sizes": measurable.parse_sizes(dims or ()),
+            "preprocessing": {"scale": scale, "mean": mean.split(","), "std": std.split(",")},
+            "calibration": calibration,
+            "calibration_samples": calibration_samples,
+            "activations": activations,
+            "excluded_nodes": exclude or (),
+            "bounds": {name: bound for name, bound in bounds.items() if bound is not None},
+            "threads": threads or usable_cpus(),
+            "seed": seed,
+        },
+        where="the command line",
+    )
+    wishes = benches.Wishes(threads=threads, budget_s=budget_s, allow_noise=allow_noise)
+    record = quantization.quantize(home, job, place, wishes, limit_s=limit_s, command=sys.argv[1:])
+    quantization.show(record, place, output)
+    quantization.refuse(record)
+
+
+@app.command()
 def compare(
     before: Annotated[str, typer.Argument(metavar="A", help="A run's id, or the folder of a bench.")],
     after: Annotated[str, typer.Argument(metavar="B", help="What to compare with it.")],
@@ -405,6 +532,12 @@ def compare(
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with pictures.")
     ] = None,
+    fail_slower: Annotated[
+        str,
+        typer.Option(
+            metavar="SHARE", help="Exit with 5 if B is established to be slower by more, such as 5%."
+        ),
+    ] = "",
     output: Annotated[
         Literal["table", "json", "markdown"], typer.Option("--output", "-o", help="What stdout gets.")
     ] = "table",
@@ -412,10 +545,15 @@ def compare(
     """Say what changed between two measurements: faster, slower or tied, with intervals."""
     from pipelines import compare as comparison
 
+    allowed = comparison.parse_share(fail_slower) if fail_slower else None
     found = comparison.compare(home, before, after)
     if html:
         comparison.write_page(found, html)
     comparison.show(found, output)
+    if allowed is not None:
+        for sentence in comparison.undecided(found, allowed):
+            print(f"undecided: {sentence}", file=sys.stderr)
+        comparison.refuse_slower(found, allowed)
 
 
 # ---------------------------------------------------------------------------------------- looking at a run
@@ -426,19 +564,21 @@ def status(
     run: RunArgument = "latest",
     home: Home = _HOME,
     all_runs: Annotated[bool, typer.Option("--all", help="List the runs instead.")] = False,
+    host: RemoteHost = "",
     output: Format = "table",
 ) -> None:
     """Show the steps of a run, or with --all the runs."""
-    from pipelines import kubeflow_runs, run_record, status_tables
+    from pipelines import console, kubeflow_runs, run_record, status_tables
 
     if all_runs:
         status_tables.show_runs(run_record.list_runs(home), output)
         return
     record = run_record.load(home, run)
-    remote = kubeflow_runs.remote_run(home, record.id)
+    remote = kubeflow_runs.remote_run(home, record.id, host)
     if remote:
-        record = kubeflow_runs.refresh(home, record, remote)
         print(f"in Kubeflow: {remote.page}", file=sys.stderr)
+        with console.watcher() as watcher:
+            record = kubeflow_runs.refresh(home, record, remote, watcher)
     status_tables.show_steps(record, output)
 
 
@@ -449,6 +589,7 @@ def logs(
     home: Home = _HOME,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the step has ended.")] = False,
     traceback: Annotated[bool, typer.Option(help="Also the traceback of a failure.")] = False,
+    host: RemoteHost = "",
 ) -> None:
     """Print the log of a step."""
     from components.relay import EventTail
@@ -456,9 +597,11 @@ def logs(
 
     record = run_record.load(home, run)
     known = _step(record, step)
-    remote = kubeflow_runs.remote_run(home, record.id)
+    remote = kubeflow_runs.remote_run(home, record.id, host)
     if remote:
-        sys.stdout.write(kubeflow_runs.log(remote, step))
+        for text in kubeflow_runs.log(remote, step, follow=follow, traceback=traceback):
+            sys.stdout.write(text)
+            sys.stdout.flush()
         return
     folder = home / record.id / "logs"
     log = folder / f"{step}.log"
@@ -495,13 +638,16 @@ def report(
     output: Annotated[
         Literal["table", "json", "markdown"], typer.Option("--output", "-o", help="What stdout gets.")
     ] = "table",
+    host: RemoteHost = "",
 ) -> None:
     """Print the variants of a run, which was chosen and why, and where the report and the bundle are."""
-    from pipelines import kubeflow_runs, results, run_record
+    from pipelines import console, kubeflow_runs, results, run_record
 
     record = run_record.load(home, run)
-    remote = kubeflow_runs.remote_run(home, record.id)
+    remote = kubeflow_runs.remote_run(home, record.id, host)
     if remote:
+        with console.watcher() as watcher:
+            kubeflow_runs.refresh(home, record, remote, watcher)
         page = home / record.id / "report" / "report.html"
         print(page.resolve() if page.exists() else remote.page)
         return
@@ -511,19 +657,50 @@ def report(
 
 @app.command()
 def diagnose(
-    run: RunArgument = "latest",
+    run: Annotated[
+        str, typer.Argument(metavar="[RUN | FILE.onnx]", help="A run's id, or a file to measure now.")
+    ] = "latest",
     variant: Annotated[
         str, typer.Argument(metavar="[VARIANT]", help="An engine, such as int8/onnx; without it, all.")
     ] = "",
+    dims: Annotated[
+        list[str] | None,
+        typer.Option("--dim", metavar="NAME=SIZE", help="Of a file: a size that it leaves open."),
+    ] = None,
+    threads: Annotated[int | None, typer.Option(min=1, help="Of a file; by default all CPUs.")] = None,
+    budget_s: Annotated[float | None, typer.Option(help="Of measuring a file, as in hpml bench.")] = None,
+    limit_s: Annotated[
+        float, typer.Option(min=1, help="The profile of a file is ended after so many seconds.")
+    ] = 300.0,
+    allow_noise: Annotated[
+        bool, typer.Option("--allow-noise", help="Measure a file although the machine is not quiet.")
+    ] = False,
     home: Home = _HOME,
-    output: Format = "table",
+    output: Annotated[
+        Literal["table", "json", "markdown", "html"], typer.Option("--output", "-o", help="What stdout gets.")
+    ] = "table",
 ) -> None:
-    """Say why the engines of a run are not faster, and what to do about it."""
+    """Say why the engines of a run, or an ONNX file, are not faster, and what to do about it."""
+    from pipelines import bench as benches
+    from pipelines import console, diagnose_file, measurable, run_record
     from pipelines import diagnose as diagnosis
-    from pipelines import run_record
 
-    record = run_record.load(home, run)
-    diagnosis.show(diagnosis.find(home, record), variant, output)
+    if run.endswith(".onnx"):
+        if variant:
+            raise UsageError(f"{run} has no engines", fix="give the file alone")
+        wishes = benches.Wishes(threads=threads, budget_s=budget_s, allow_noise=allow_noise)
+        sizes = measurable.parse_sizes(dims or ())
+        with console.watcher() as watcher:
+            found, ceilings = diagnose_file.diagnose(home, Path(run), sizes, wishes, watcher, limit_s=limit_s)
+        variant = run
+    else:
+        record = run_record.load(home, run)
+        found, ceilings = diagnosis.find(home, record), None
+    if output in ("markdown", "html"):
+        ceilings = ceilings or diagnosis.ceilings_of(home, record)
+        diagnosis.show_document(f"Run {run}", found, ceilings, variant, output)
+    else:
+        diagnosis.show(found, variant, output)
 
 
 @app.command()
@@ -580,17 +757,29 @@ def schema() -> None:
 def gc(
     home: Home = _HOME,
     keep_runs: Annotated[int, typer.Option(min=0, help="Keep what the newest N runs made.")] = 10,
-    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only say what would go.")] = False,
+    keep_registered: Annotated[
+        bool, typer.Option(help="Keep what versions in the model registry were made from.")
+    ] = True,
+    recipe: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Clear the store of its cluster section instead.")
+    ] = None,
+    grace_days: Annotated[
+        float, typer.Option(min=1, help="In a cluster's store: keep what any run used in the last N days.")
+    ] = 14,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would go.")] = False,
 ) -> None:
     """Remove stored artifacts that none of the newest runs made, and what crashed runs left behind."""
-    from pipelines import run_record
-    from pipelines.store import Store
+    from pipelines import collect
+    from pipelines import recipe as recipes
 
-    runs = run_record.list_runs(home)[:keep_runs]
-    kept = {step.digest for record in runs for step in record.steps.values() if step.digest}
-    count, freed_bytes = Store(home).collect(kept, dry_run=dry_run)
-    verb = "would remove" if dry_run else "removed"
-    print(f"{verb} {count} artifacts, {freed_bytes / 1e6:.1f} MB; kept those of {len(runs)} runs")
+    cluster = recipes.load(recipe).recipe.cluster if recipe else None
+    if cluster:
+        removed = collect.collect_cluster(
+            home, cluster, keep_runs, keep_registered=keep_registered, grace_days=grace_days, dry_run=dry_run
+        )
+    else:
+        removed = collect.collect_workspace(home, keep_runs, keep_registered=keep_registered, dry_run=dry_run)
+    collect.show(removed, dry_run=dry_run)
 
 
 @app.command()
@@ -605,8 +794,10 @@ def init(
     """Write a new recipe from three answers."""
     from pipelines import init as initialisation
 
-    initialisation.write(file, *initialisation.ask(data, model, max_accuracy_drop))
+    remarks = initialisation.write(file, *initialisation.ask(data, model, max_accuracy_drop))
     print(file)
+    for remark in remarks:
+        print(remark, file=sys.stderr)
 
 
 def _print_json(value: Any) -> None:

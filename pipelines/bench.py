@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
+import shutil
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -12,15 +13,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from components import memory
 from components.artifacts import new_folder_beside
 from components.benchmark import record as records
 from components.benchmark.record import BenchRecord
 from components.benchmark.stage import BenchmarkConfig, Quiet
 from components.benchmark.subjects import EngineSubject
 from components.contract import Events, Output, validate
-from components.errors import ConfigInvalid, GateFailed, Unavailable, UsageError
+from components.errors import ConfigInvalid, GateFailed, Unavailable, UsageError, disk_full_explained
 from components.hardware import usable_cpus
-from components.measurements import MeasurementsSpec
+from components.measurements import MeasurementsSpec, OutputComparison, OutputFigures
 from components.page.bench import bench_page
 from pipelines import console, run_record
 from pipelines.measurable import Measurable, check_batches
@@ -30,6 +32,7 @@ from pipelines.store import Store
 _BATCHES = (1, 8, 32)
 _POOL_ROWS = 64  # distinct samples that the requests cycle through, more where a batch needs more
 _POOL_BYTES = 256 * 1024**2  # of all of them together, at most
+_SHARE_OF_MEMORY = 0.5
 _MULTI_STREAM = 8  # samples of a query of MultiStream
 _IMPORT_PATHS = "HPML_IMPORT_PATHS"
 _LIBRARIES = ("hpml-pipeline", "numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "torch", "tensorrt")
@@ -90,6 +93,7 @@ def measure(
         out = Output(Path(scratch), Path(scratch), threads=usable_cpus(), events=events)
         subjects = {name: item.subject for name, item in found.items()}
         with _importable(found):
+            outputs = _compare_outputs(found, inputs, config, out)
             timed = time_subjects(config, subjects, inputs, out)
         record = BenchRecord(
             id=bench_id,
@@ -97,7 +101,8 @@ def measure(
             command=tuple(command),
             config=config,
             libraries=_libraries(),
-            notes=_notes(found, config),
+            notes=(*_notes(found, config), *not_finite(outputs)),
+            outputs=outputs,
             subjects={
                 name: records.subject_record(name, item.subject.subject, item.known, timed)
                 for name, item in found.items()
@@ -146,6 +151,23 @@ def _config(found: Mapping[str, Measurable], wishes: Wishes) -> BenchmarkConfig:
     check_batches(found, [*batches, *([_MULTI_STREAM] if "MultiStream" in wishes.scenarios else [])])
     if wishes.reference and wishes.reference not in found:
         raise UsageError(f"there is no engine {wishes.reference!r}", why=f"measured are {', '.join(found)}")
+    fields = {
+        "reference": wishes.reference or next(iter(found)),
+        "batch_sizes": batches,
+        "scenarios": wishes.scenarios,
+        "concurrency": (),
+        "seed": wishes.seed,
+        "quiet": _quiet(found, wishes),
+    }
+    return _validated(fields, wishes)
+
+
+def check_figures(wishes: Wishes) -> None:
+    """Raise ConfigInvalid for numbers that no measurement can use, before what has to come first is done."""
+    _validated({"reference": "the first"}, wishes)
+
+
+def _validated(fields: Mapping[str, Any], wishes: Wishes) -> BenchmarkConfig:
     told = {
         "rounds": wishes.rounds,
         "launches": wishes.launches,
@@ -154,16 +176,8 @@ def _config(found: Mapping[str, Measurable], wishes: Wishes) -> BenchmarkConfig:
         "time_budget_s": wishes.budget_s,
         "price_per_hour": wishes.price_per_hour,
     }
-    fields = {
-        "reference": wishes.reference or next(iter(found)),
-        "batch_sizes": batches,
-        "scenarios": wishes.scenarios,
-        "concurrency": (),
-        "seed": wishes.seed,
-        "quiet": _quiet(found, wishes),
-        **{name: value for name, value in told.items() if value is not None},
-    }
-    config: BenchmarkConfig = validate(BenchmarkConfig, fields, where="the command line")
+    given = {name: value for name, value in told.items() if value is not None}
+    config: BenchmarkConfig = validate(BenchmarkConfig, {**fields, **given}, where="the command line")
     unmet = config.unmet()
     if unmet:
         raise ConfigInvalid("this machine cannot do that", why=unmet)
@@ -225,13 +239,25 @@ def _write_inputs(file: Path, found: Mapping[str, Measurable], config: Benchmark
         raise ConfigInvalid(
             "the engines do not take the same images", why=f"they take {' and '.join(sorted(of_engines))}"
         )
-    largest = max(1, *config.batch_sizes, _MULTI_STREAM)
+    largest = max(1, *config.batch_sizes, *([_MULTI_STREAM] if config.scenarios else []))
     row_bytes = sum(tensor.bytes_per_row for tensor in tensors.values())
     rows = max(largest, min(_POOL_ROWS, _POOL_BYTES // max(row_bytes, 1)))
+    _check_room(rows * row_bytes)
     arrays = {name: tensor.draw(rows, seed=config.seed) for name, tensor in tensors.items()}
     for name in of_engines:
         arrays["x_nchw"] = arrays[name]
     write_arrays(file, arrays)
+
+
+def _check_room(size_bytes: int) -> None:
+    """Raise ConfigInvalid if inputs of `size_bytes`, here and in a process, do not fit into the memory."""
+    available = memory.available_bytes()
+    if 2 * size_bytes > _SHARE_OF_MEMORY * available:
+        raise ConfigInvalid(
+            f"the inputs take {size_bytes / 1e9:.3g} GB",
+            why=f"{available / 1e9:.3g} GB of memory are available",
+            fix="give smaller batches: --batch 1",
+        )
 
 
 @contextmanager
@@ -244,6 +270,41 @@ def _importable(found: Mapping[str, Measurable]) -> Iterator[None]:
         yield
     finally:
         os.environ[_IMPORT_PATHS] = before
+
+
+def _compare_outputs(
+    found: Mapping[str, Measurable], inputs: Path, config: BenchmarkConfig, out: Output
+) -> dict[str, OutputComparison]:
+    """What each answers to the same inputs, beside the reference; nothing where there is no other."""
+    from components.benchmark.engine_process import GRACE_S
+    from components.benchmark.outputs import compare_outputs
+
+    if len(found) == 1:
+        return {}
+    return compare_outputs(
+        {name: item.subject for name, item in found.items()},
+        inputs,
+        reference=config.reference,
+        takes={name: [tensor.array for tensor in item.signature.inputs] for name, item in found.items()},
+        threads=config.threads or out.threads,
+        reply_limit_s=config.time_budget_s + GRACE_S,
+        scratch=out.scratch,
+    )
+
+
+def not_finite(outputs: Mapping[str, OutputComparison]) -> tuple[str, ...]:
+    """Which outputs hold numbers that are not finite, in words."""
+    return tuple(
+        f"{name} answers {_count_not_finite(one)} in {one.name!r}, of {one.numbers:,} numbers."
+        for name, comparison in outputs.items()
+        for one in comparison.outputs
+        if one.nan or one.infinite
+    )
+
+
+def _count_not_finite(one: OutputFigures) -> str:
+    counts = {"NaN": one.nan, "infinity": one.infinite}
+    return " and ".join(f"{kind} {count:,} times" for kind, count in counts.items() if count)
 
 
 def _new_place(place: Path) -> Path:
@@ -263,16 +324,27 @@ def _new_place(place: Path) -> Path:
 def _write(place: Path, record: BenchRecord, write_samples: Callable[[Path], None]) -> None:
     """All files, in a folder that is there whole or not at all."""
     folder = new_folder_beside(place)
-    (folder / records.RECORD).write_text(record.model_dump_json(indent=1))
-    (folder / records.TABLE).write_text(records.figures_csv(record.measurements), newline="")
-    (folder / records.PAGE).write_text(page(record))
-    write_samples(folder / records.SAMPLES)
-    folder.rename(place)
+    try:
+        with disk_full_explained(folder):
+            (folder / records.RECORD).write_text(record.model_dump_json(indent=1))
+            (folder / records.TABLE).write_text(records.figures_csv(record.measurements), newline="")
+            (folder / records.PAGE).write_text(page(record))
+            write_samples(folder / records.SAMPLES)
+            folder.rename(place)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def page(record: BenchRecord) -> str:
     """The record as a page."""
-    return bench_page(record.measurements, facts=facts(record), notes=record.notes)
+    return bench_page(record.measurements, facts=facts(record), notes=record.notes, outputs=record.outputs)
+
+
+def machine_facts() -> dict[str, str]:
+    """What figures of this machine depend on, in words."""
+    from components.benchmark.environment import describe
+
+    return {**describe(), **{f"{name} version": version for name, version in _libraries().items()}}
 
 
 def facts(record: BenchRecord) -> dict[str, str]:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from components.benchmark.record import PAGE, BenchRecord
 from components.measurements import EngineFigures, Interval, MeasurementsSpec
-from components.page.bench import metric_in_words
+from components.page.bench import metric_in_words, output_rows, outputs_in_words
 from components.page.format import bounds, percent, plain
 from pipelines import console
 
@@ -29,7 +29,8 @@ def show(record: BenchRecord, folder: Path, output: str) -> None:
         _throughputs(measurements)
         _scenarios(measurements)
         _costs(measurements)
-    for sentence in (*_closing(measurements), *record.notes, f"page: {(folder / PAGE).resolve()}"):
+    _outputs(record)
+    for sentence in (*_closing(record), *record.notes, f"page: {(folder / PAGE).resolve()}"):
         say(sentence)
 
 
@@ -122,11 +123,19 @@ def _megabytes(size_bytes: int | None) -> str:
     return plain(size_bytes / 1e6) if size_bytes else _ABSENT
 
 
-def _closing(measurements: MeasurementsSpec) -> Iterator[str]:
+def _outputs(record: BenchRecord) -> None:
+    rows = output_rows(record.outputs, record.measurements.reference)
+    if rows:
+        print_figures(list(rows[0]), [list(row.values()) for row in rows], right=(2, 3, 4, 5, 6))
+
+
+def _closing(record: BenchRecord) -> Iterator[str]:
+    measurements = record.measurements
     conditions = measurements.conditions
     if not measurements.invalid:
         yield "Second lines: 95 % intervals. - : not measured."
         yield f"x reference: how many times faster by p50 at batch 1 than {measurements.reference}."
+    yield from outputs_in_words(record.outputs, measurements.reference)
     if any(engine.scenarios for engine in measurements.engines.values()):
         yield "Scenarios by the definitions of MLPerf Inference; not an MLPerf result."
     energy = {e.resources.energy_source for e in measurements.engines.values() if e.resources} - {""}

@@ -33,6 +33,8 @@ IMAGE_REASONS = {
     "ErrImageNeverPull",
     "RegistryUnavailable",
 }
+_IMAGE_FIX = "check cluster.images, and cluster.image_pull_secrets"
+_ROOM_FIX = "ask for less (cluster.stages: cpus, memory, gpus), or add nodes"
 CONTAINER_REASONS = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 
 ContainerState = Literal["waiting", "running", "terminated", ""]
@@ -62,6 +64,21 @@ def exit_code(pod: Json, container: str) -> int | None:
 def cause(pod: Json, events: Iterable[Json]) -> Cause | None:
     """Why `pod` does not run or did not end well, from its status and its events; None if all is well."""
     return _cause_of_end(pod) or _cause_of_waiting(pod, list(events))
+
+
+def cause_told(message: str) -> Cause | None:
+    """Why a pod waits, from what Argo says of it, "REASON: MESSAGE"; None if it is on its way."""
+    reason, _, told = message.partition(": ")
+    if reason in IMAGE_REASONS:
+        why, fix = f"the node cannot get the image: {told or reason}", _IMAGE_FIX
+    elif reason in CONTAINER_REASONS:
+        why = f"the node cannot start the pod: {told or reason}"
+        fix = "are the store's Secret and what k8s/ sets up there? k8s/make-secrets NAMESPACE; hpml doctor"
+    elif reason == "Unschedulable":
+        why, fix = f"no node has room: {told.partition('. ')[0]}", _ROOM_FIX
+    else:
+        return None
+    return Cause(reason, why, fix, waits=True)
 
 
 def cause_of_refusal(events: Iterable[Json]) -> Cause | None:
@@ -119,7 +136,7 @@ def _cause_of_waiting(pod: Json, events: list[Json]) -> Cause | None:
         reason = str(waiting.get("reason", ""))
         if reason in IMAGE_REASONS:
             why = f"the node cannot get the image {container.get('image')}: {_pull_error(waiting, events)}"
-            return Cause(reason, why, "check cluster.images, and cluster.image_pull_secrets", waits=True)
+            return Cause(reason, why, _IMAGE_FIX, waits=True)
         if reason in CONTAINER_REASONS:
             why = f"the node cannot start the pod {name}: {waiting.get('message') or reason}"
             return Cause(reason, why, "is what k8s/base sets up there? kubectl apply -k k8s/base", waits=True)
@@ -128,8 +145,7 @@ def _cause_of_waiting(pod: Json, events: list[Json]) -> Cause | None:
             reason = str(condition.get("reason", ""))
             brief = str(condition.get("message", "")).partition(". ")[0]  # the rest is about preemption
             why = f"no node has room for the pod {name}: {brief}"
-            fix = "ask for less (cluster.stages: cpus, memory, gpus), or add nodes"
-            return Cause(reason, why, fix if reason == "Unschedulable" else "", waits=True)
+            return Cause(reason, why, _ROOM_FIX if reason == "Unschedulable" else "", waits=True)
     warnings = [event for event in events if event.get("type") == "Warning"]
     if warnings:  # such as FailedMount, FailedCreatePodSandBox
         newest = warnings[-1]

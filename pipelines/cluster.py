@@ -56,6 +56,8 @@ class ClusterConfig(Config):
     launcher_account: DnsLabel = "hpml-launcher"
     trainer: Literal["pytorchjob", "trainjob"] = "pytorchjob"  # what makes the pods of train.nodes above 1
     gpu_resource: str = "nvidia.com/gpu"  # or a MIG profile, such as nvidia.com/mig-1g.10gb
+    # Of the containers of --executor container whose step needs one: bridge, host, or one of your engine's.
+    container_network: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9][\w.-]*$")] = "bridge"
     shared_memory: Quantity = "1Gi"  # /dev/shm of a pod with GPUs or workers; counts as its memory
     timeout_s: int = Field(default=4 * 3600, ge=1)  # of one step
     pending_s: int = Field(default=900, ge=1)  # a pod may wait so long for its image; a training's, for room

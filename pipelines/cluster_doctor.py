@@ -20,6 +20,7 @@ _ALL_DEPLOYMENTS = Resource("apps/v1", "deployments", namespaced=False)
 _STORAGE_CLASSES = Resource("storage.k8s.io/v1", "storageclasses", namespaced=False)
 _ACCOUNTS = Resource("v1", "serviceaccounts")
 _SERVICES = Resource("v1", "services")
+_BINDINGS = Resource("rbac.authorization.k8s.io/v1", "rolebindings")
 
 # What `--executor kubernetes` does itself; k8s/base grants it to the Role hpml-submitter.
 RIGHTS: tuple[tuple[Resource, tuple[str, ...]], ...] = (
@@ -78,7 +79,8 @@ def examine(config: ClusterConfig) -> list[Finding]:
             ("mlflow server", lambda: _mlflow(cluster, config)),
         ]
     reached = Finding("cluster", "ok", f"Kubernetes {version} at {cluster.host}")
-    return [reached, *found, *(_look(name, look) for name, look in looks)]
+    findings = [reached, *found, *(_look(name, look) for name, look in looks)]
+    return [*findings, *_kubeflow(cluster, config)]
 
 
 def _look(name: str, look: Callable[[], Finding]) -> Finding:
@@ -252,6 +254,38 @@ def _pipelines(cluster: Namespace) -> Finding:
         return Finding("pipelines", "ok", f"Kubeflow Pipelines in {found[0]['metadata']['namespace']}")
     advice = "for hpml submit: install Kubeflow Pipelines 2, as make kind-up does"
     return Finding("pipelines", "optional", "no Kubeflow Pipelines", advice)
+
+
+def _kubeflow(cluster: Namespace, config: ClusterConfig) -> list[Finding]:
+    """What the steps of `hpml submit` need in the namespace that Kubeflow Pipelines is in, if it is there."""
+    try:
+        found = cluster.find(_ALL_SERVICES, fields="metadata.name=ml-pipeline")
+    except HpmlError:  # which is a finding already
+        return []
+    if not found:
+        return []
+    there = cluster.beside(found[0]["metadata"]["namespace"])
+    account = f"for train.nodes > 1: k8s/components/kubeflow makes it in the namespace {there.name}"
+    looks: list[tuple[str, Callable[[], Finding]]] = [
+        ("secret", lambda: _there(there, SECRETS, config.store_secret, f"k8s/make-secrets {there.name}")),
+        ("launcher", lambda: _there(there, _BINDINGS, "hpml-launcher", account)),
+        ("store", lambda: _kubeflow_store(there)),
+    ]
+    return [replace(_look(name, look), name=f"pipelines {name}") for name, look in looks]
+
+
+def _kubeflow_store(kubeflow: Namespace) -> Finding:
+    """Whether Kubeflow's launcher knows how to reach an S3 that artifacts are to be kept in."""
+    settings = (kubeflow.get(CONFIGMAPS, "kfp-launcher") or {}).get("data") or {}
+    root = str(settings.get("defaultPipelineRoot") or "")
+    if not root.startswith("s3://"):
+        return Finding("store", "ok", f"artifacts of its runs are in {root or 'its own store'}")
+    if "s3:" in str(settings.get("providers", "")):
+        return Finding("store", "ok", f"artifacts of its runs are in {root}")
+    found = f"the ConfigMap kfp-launcher names {root}, and no endpoint and credentials for it"
+    return Finding(
+        "store", "missing", found, "add `providers` to it, as k8s/components/kubeflow-store has them"
+    )
 
 
 def _volumes(cluster: Namespace) -> Finding:

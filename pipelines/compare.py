@@ -165,6 +165,54 @@ def _differences(before: Side, after: Side) -> Iterator[str]:
                 yield f"{told}{key.replace('_', ' ')}: {mine[key]}, then {theirs[key]}"
 
 
+# ------------------------------------------------------------------------------------------------- the gate
+
+
+def parse_share(text: str) -> float:
+    """The share in "5%" or "0.05".
+
+    Raises UsageError for anything but a share below 100 %: "5" is more likely to mean 5 % than 500 %.
+    """
+    number, percent, rest = text.strip().partition("%")
+    try:
+        share = float(number) / (100 if percent else 1)
+    except ValueError:
+        share = math.nan
+    if rest or not 0 <= share < 1:
+        raise UsageError(
+            f"{text!r} is not a share below 100 %", fix='give it as 5% or 0.05: --fail-slower "5%"'
+        )
+    return share
+
+
+def undecided(found: Comparison, allowed: float) -> list[str]:
+    """What cannot be judged by `allowed`: figures whose intervals hold it, and engines of one side only."""
+    limit = 1 / (1 + allowed)
+    between = [_slower_in_words(row) for row in found.rows if row.ratio.low < limit <= row.ratio.high]
+    return [f"{said}, allowed {100 * allowed:g} %" for said in between] + _unmatched_in_words(found)
+
+
+def refuse_slower(found: Comparison, allowed: float) -> None:
+    """Raise GateFailed if a figure is slower by more than `allowed` (0.05: takes 1.05 times as long or more).
+
+    It has to be established: the whole interval of the ratio is beyond it.
+    """
+    limit = 1 / (1 + allowed)
+    worse = sorted((row for row in found.rows if row.ratio.high < limit), key=lambda row: row.ratio.value)
+    if worse:
+        more = f"; and {len(worse) - 3} more" if len(worse) > 3 else ""
+        raise GateFailed(
+            f"{found.after.name} is slower than {found.before.name} by more than {100 * allowed:g} %",
+            why="; ".join(_slower_in_words(row) for row in worse[:3]) + more,
+        )
+
+
+def _slower_in_words(row: Row) -> str:
+    """By how much longer the second takes: "int8/onnx p50 12.0 % slower (8.1 to 16.2)"."""
+    value, low, high = (100 * (1 / ratio - 1) for ratio in (row.ratio.value, row.ratio.high, row.ratio.low))
+    return f"{row.engine} {row.figure.removesuffix(', ms')} {value:.1f} % slower ({low:.1f} to {high:.1f})"
+
+
 # -------------------------------------------------------------------------------------------- how it is told
 
 

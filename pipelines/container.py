@@ -1,12 +1,13 @@
 """The place where each step runs in its image on this machine, by podman or docker.
 
-A container sees what its step needs and no more: its inputs read-only, a place for its output, no network, a
-read-only root, no capabilities, the CPUs and the memory that `pipelines/resources.py` gives it. It runs as
-the user, so that what it writes is theirs.
+A container sees what its step needs and no more: its inputs read-only, a place for its output, no network (a
+bridge, where its step reads or writes elsewhere), a read-only root, no capabilities, the CPUs and the memory
+that `pipelines/resources.py` gives it. It runs as the user, so that what it writes is theirs.
 """
 
 from __future__ import annotations
 
+import ipaddress
 import json
 import os
 import re
@@ -17,6 +18,7 @@ import subprocess
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 from pydantic import BaseModel
 
@@ -103,9 +105,13 @@ class Containers:
         return min(resources_of(stage).cpus or self.cpus, self.cpus)
 
     def check(self, plan: Plan) -> None:
-        """Look at every image before anything is started."""
-        for stage in {node.stage for node in plan.nodes.values()}:
-            self.surroundings(stage)
+        """Look at every image, and at what has to be reached, before anything is started.
+
+        Raises ConfigInvalid if an image is absent or other code, or an address is that of this machine only.
+        """
+        for node in plan.nodes.values():
+            self.surroundings(node.stage)
+            self._refuse_loopback(node)
 
     def prepare(self, waiting: tuple[Node, ...]) -> None:
         """Nothing: a container starts by itself."""
@@ -159,15 +165,31 @@ class Containers:
         return self._loaded.recipe.cluster.needs(stage).memory or ""
 
     def _network(self, node: Node) -> str:
-        """None, except for what is nowhere but on the network: a remote registry, data behind a URL."""
-        remote_registry = resources_of(node.stage).registry and "://" in self._settings.registry_uri
-        if remote_registry and not self._settings.registry_uri.startswith("sqlite:"):
-            self._watcher.say(f"{node.name} has a network, for the registry")
-            return "host"
-        if getattr(node.config, "url", None):
-            self._watcher.say(f"{node.name} has a network, for its url")
-            return "host"
-        return "none"
+        """None, except for what is nowhere but on the network."""
+        url = self._url(node)
+        if not url:
+            return "none"
+        network = self._loaded.recipe.cluster.container_network
+        self._watcher.say(f"{node.name} has a network ({network}), for {urlsplit(url).hostname}")
+        return network
+
+    def _url(self, node: Node) -> str:
+        """What a step reads or writes elsewhere: a remote registry, data behind a URL; empty for most."""
+        registry = self._settings.registry_uri
+        if resources_of(node.stage).registry and "://" in registry and not registry.startswith("sqlite:"):
+            return registry
+        return getattr(node.config, "url", None) or ""
+
+    def _refuse_loopback(self, node: Node) -> None:
+        """In a container, localhost is the container, unless it shares the network of this machine."""
+        host = urlsplit(self._url(node)).hostname or ""
+        if _is_loopback(host) and self._loaded.recipe.cluster.container_network != "host":
+            raise ConfigInvalid(
+                f"{node.name} cannot reach {host} from its container",
+                why=f"there, {host} is the container itself",
+                fix="name a server by an address that it listens on beyond this machine's loopback,"
+                " or give such steps this machine's network: --set cluster.container_network=host",
+            )
 
     def _mounts(self, node: Node, job: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
         """What the container sees of this machine, at the same paths, read-only or not."""
@@ -267,6 +289,15 @@ def _cause(engine: str, name: str, status: int, memory: str) -> str:
 
 def _ask(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+
+
+def _is_loopback(host: str) -> bool:
+    """Whether a name or address is that of the machine that asks."""
+    try:
+        address = ipaddress.ip_address(host)
+    except ValueError:
+        return host == "localhost" or host.endswith(".localhost")
+    return address.is_loopback or address.is_unspecified
 
 
 def quantity_bytes(quantity: str) -> int:

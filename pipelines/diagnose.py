@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.text import Text
 
 from components.errors import UsageError
-from components.measurements import DiagnosisSpec, EngineDiagnosis, LayerFigures
+from components.measurements import CeilingsSpec, DiagnosisSpec, EngineDiagnosis, LayerFigures
 from components.page.format import plain, shorten
 from pipelines import console
 from pipelines.run_record import FINISHED, RunRecord
@@ -35,7 +35,9 @@ def find(home: Path, record: RunRecord) -> DiagnosisSpec:
                 why=f"its step diagnose is {step.status}{f': {step.error}' if step.error else ''}",
                 fix="hpml status shows the steps of a run",
             )
-        spec: DiagnosisSpec = Store(home).open(step.digest).spec
+        store = Store(home)
+        with store.in_use():
+            spec: DiagnosisSpec = store.open(step.digest).spec
         return spec
     raise UsageError(
         f"run {record.id} has no diagnosis",
@@ -44,18 +46,40 @@ def find(home: Path, record: RunRecord) -> DiagnosisSpec:
     )
 
 
+def ceilings_of(home: Path, record: RunRecord) -> CeilingsSpec:
+    """The ceilings that the diagnosis of a run is under; none where they could not be measured."""
+    digests = [step.digest for step in record.steps.values() if step.stage == "ceilings" and step.digest]
+    spec: CeilingsSpec = (
+        Store(home).open(digests[0]).spec if digests else CeilingsSpec(hardware={}, bandwidths=(), gemms=())
+    )
+    return spec
+
+
+def show_document(
+    title: str, diagnosis: DiagnosisSpec, ceilings: CeilingsSpec, variant: str, output: str
+) -> None:
+    """Print the diagnosis, or that of the engine `variant`, as "markdown" or "html"."""
+    from components.page.diagnosis import diagnosis_markdown
+    from pipelines.diagnose_page import diagnosis_page
+
+    if variant:
+        require_engine(diagnosis, variant)
+        engines = {variant: diagnosis.engines[variant]}
+        diagnosis = diagnosis.model_copy(update={"engines": engines})
+    print(
+        diagnosis_markdown(diagnosis)
+        if output == "markdown"
+        else diagnosis_page(variant or title, diagnosis, ceilings)
+    )
+
+
 def show(diagnosis: DiagnosisSpec, variant: str, output: str) -> None:
-    """Print the diagnosis of the engine `variant`, or one line for each engine where it is empty.
+    """Print the diagnosis of the engine `variant`, or where it is empty what to do about each engine.
 
     Raises UsageError if there is no such engine, with the nearest names.
     """
-    if variant and variant not in diagnosis.engines:
-        known = list(diagnosis.engines)
-        near = difflib.get_close_matches(variant, known, n=3, cutoff=0.4)
-        raise UsageError(
-            f"the run has no engine {variant!r}",
-            why=f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(known)}",
-        )
+    if variant:
+        require_engine(diagnosis, variant)
     if output == "json":
         chosen = diagnosis.engines[variant] if variant else diagnosis
         print(json.dumps(chosen.model_dump(mode="json"), indent=2))
@@ -65,7 +89,20 @@ def show(diagnosis: DiagnosisSpec, variant: str, output: str) -> None:
     else:
         for name, one in diagnosis.engines.items():
             _say(f"{name}: {_first_sentence(one)}", hang=2)
+            for remedy in dict.fromkeys(finding.remedy for finding in one.findings if finding.remedy):
+                _say(f"  -> {remedy}", hang=5)
         _show_notes(diagnosis)
+
+
+def require_engine(diagnosis: DiagnosisSpec, variant: str) -> None:
+    """Raise UsageError with the nearest names if there is no such engine."""
+    if variant not in diagnosis.engines:
+        known = list(diagnosis.engines)
+        near = difflib.get_close_matches(variant, known, n=3, cutoff=0.4)
+        raise UsageError(
+            f"the run has no engine {variant!r}",
+            why=f"did you mean {' or '.join(near)}?" if near else f"it has {', '.join(known)}",
+        )
 
 
 def _show_notes(diagnosis: DiagnosisSpec) -> None:
@@ -119,7 +156,7 @@ def _cells(layer: LayerFigures, profiled_us: float) -> tuple[str, ...]:
     return (
         shorten(layer.name, _NAME_WIDTH),
         layer.op.removeprefix("aten::")[:18],
-        plain(layer.time_us),
+        plain(layer.time_us) if layer.time_us else "< 1",
         f"{100 * layer.time_us / profiled_us:.0f}" if profiled_us else "-",
         layer.bound or "-",
         "-" if share is None else f"{100 * share:.0f}",

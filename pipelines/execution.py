@@ -27,6 +27,7 @@ _POLL_S = 0.1
 _GRACE_S = 15.0
 _LAST_TRACKING_S = 30.0
 _TELL_AFTER_S = 2.0
+_WITHOUT_RESULT: tuple[Status, ...] = ("failed", "blocked")
 _MLFLOW_STATUS: Mapping[Status, tracking.Status] = {
     "done": "FINISHED",
     "failed": "FAILED",
@@ -83,7 +84,7 @@ def forecast(plan: Plan, settings: Settings, place: Place) -> list[Forecast]:
         if unknown:
             answers.append(Forecast(node.name, "depends", (f"on what {', '.join(unknown)} will write",)))
             continue
-        material = _material(node, digests, settings, place)
+        material = _material(plan, node, digests, settings, place)
         digest = None if node.name in settings.force else place.store.lookup(material.key)
         if digest:
             digests[node.name] = digest
@@ -94,20 +95,18 @@ def forecast(plan: Plan, settings: Settings, place: Place) -> list[Forecast]:
     return answers
 
 
-def _material(node: Node, digests: Mapping[str, str], settings: Settings, place: Place) -> Material:
-    inputs = {
-        name: digests[source]
-        if isinstance(source, str)
-        else {key: digests[step] for key, step in source.items()}
-        for name, source in node.inputs.items()
-    }
+def _material(
+    plan: Plan, node: Node, digests: Mapping[str, str], settings: Settings, place: Place
+) -> Material:
     registry = store_identity(settings.registry_uri) if resources_of(node.stage).registry else ""
     return material_of(
         node,
-        inputs,
+        node.present(digests),
+        ancestors=plan.needed_for(node.name).nodes.values(),
         import_paths=settings.import_paths,
         registry=registry,
         surroundings=place.surroundings(node.stage),
+        threads=place.threads(node.stage),
     )
 
 
@@ -126,9 +125,10 @@ class Execution:
     ) -> None:
         self._plan, self._settings, self._watcher = plan, settings, watcher
         self._place, self._store = place, place.store
-        self._record = record
+        self._record, self._begun_s = record, time.monotonic()
         self._folder = settings.home / record.id
         self._digests: dict[str, str] = {}
+        self._verified: set[str] = set()  # digests of artifacts whose files were written or read in this run
         self._running: dict[int, _Running] = {}
         self._told_waiting: set[str] = set()
         self._outbox_file = self._folder / "tracking.jsonl"
@@ -142,7 +142,7 @@ class Execution:
         """Run what is not in the store. A failed step blocks those that need it; the others go on."""
         (self._folder / "logs").mkdir(parents=True, exist_ok=True)
         if self._settings.becomes_latest:
-            _point_latest(self._settings.home, self._record.id)
+            run_record.point_latest(self._settings.home, self._record.id)
         self._save()
         with self._store.in_use(), self._signals():
             try:
@@ -184,20 +184,27 @@ class Execution:
     def _settle(self) -> None:
         """Block what can no longer run, and take from the store what is there, until nothing changes."""
         for node in self._waiting():
-            statuses = [self._record.steps[parent].status for parent in node.parents()]
-            if any(status in ("failed", "blocked") for status in statuses):
+            status_of = {parent: self._record.steps[parent].status for parent in node.parents()}
+            if any(status_of[parent] in _WITHOUT_RESULT for parent in node.required()):
                 self._change(node.name, status="blocked")
-            elif all(status in FINISHED for status in statuses) and not self._record.steps[node.name].key:
+                continue
+            settled = all(status in (*FINISHED, *_WITHOUT_RESULT) for status in status_of.values())
+            if settled and not self._record.steps[node.name].key:
                 self._look_up(node)
 
     def _look_up(self, node: Node) -> None:
-        material = _material(node, self._digests, self._settings, self._place)
+        material = self._material(node)
         digest = None if node.name in self._settings.force else self._store.lookup(material.key)
         if digest:
             self._succeed(node, "cached", digest, key=material.key)
         else:
             reasons = _why_miss(node, material, self._settings, self._place)
             self._change(node.name, key=material.key, reasons=reasons)
+
+    def _material(self, node: Node) -> Material:
+        material = _material(self._plan, node, self._digests, self._settings, self._place)
+        left_out = self._left_out(node)
+        return Material({**material.fields, "left out": left_out}) if left_out else material
 
     def _waiting(self) -> list[Node]:
         return [
@@ -226,7 +233,7 @@ class Execution:
         return cpus is None or used + self._place.threads(node.stage) <= cpus
 
     def _start(self, node: Node) -> None:
-        material = _material(node, self._digests, self._settings, self._place)
+        material = self._material(node)
         locks = self._locks(node, material)
         if not locks:  # look again at the next turn
             if node.name not in self._told_waiting:
@@ -238,7 +245,7 @@ class Execution:
             _release(locks)
             self._succeed(node, "cached", digest, key=material.key)
             return
-        self._change(node.name, status="running", key=material.key, started_at_s=time.time())
+        self._change(node.name, status="running", key=material.key, started_at_s=self._now_s())
         delivered = self._store.incoming(node.name)
         events = self._folder / "logs" / f"{node.name}.events.jsonl"
         argument = self._job(node, material, delivered, events)
@@ -267,12 +274,9 @@ class Execution:
         return {
             "run": node.run_path,
             "config": node.config.model_dump(mode="json"),
-            "inputs": {
-                name: self._location_of(source)
-                if isinstance(source, str)
-                else {key: self._location_of(step) for key, step in source.items()}
-                for name, source in node.inputs.items()
-            },
+            "inputs": node.present(
+                {step: self._store.location(digest) for step, digest in self._digests.items()}
+            ),
             "out": delivered,
             "scratch": self._store.scratch(material.key),
             "events": str(events),
@@ -280,10 +284,30 @@ class Execution:
             "import_paths": self._settings.import_paths,
             "code_digest": code.digest,
             "libraries": self._place.surroundings(node.stage).versions(code),
+            "left_out": self._left_out(node),
+            "parents": self._parents(node),
+            "verified": sorted(self._verified & set(self._parents(node).values())),
         }
 
-    def _location_of(self, step: str) -> str:
-        return self._store.location(self._digests[step])
+    def _parents(self, node: Node) -> dict[str, str]:
+        """The content digest of each input that there is, by its name or name/key."""
+        steps = node.sources()
+        return {name: self._digests[step] for name, step in steps.items() if step in self._digests}
+
+    def _left_out(self, node: Node) -> dict[str, str]:
+        """For a step that only shows, the inputs that it has to do without, and why."""
+        if not resources_of(node.stage).only_shows:
+            return {}
+        steps = node.sources()
+        return {name: self._why_none(step) for name, step in steps.items() if step not in self._digests}
+
+    def _why_none(self, step: str) -> str:
+        """Why a step made nothing: it failed, or one that it needs did."""
+        record = self._record.steps[step]
+        if record.status == "failed":
+            return f"step {step} failed: {record.error}"
+        parents = self._plan.nodes[step].required()
+        return next(self._why_none(name) for name in sorted(parents) if name not in self._digests)
 
     def _collect(self, timeout_s: float) -> None:
         """Hear from running steps: progress and metrics, then the ends of those that ended."""
@@ -316,7 +340,7 @@ class Execution:
         running = self._running.pop(end.job)
         self._hear(running)
         name = running.node.name
-        seconds = time.time() - self._record.steps[name].started_at_s
+        seconds = self._now_s() - self._record.steps[name].started_at_s
         self._change(name, quiet=True, seconds=seconds, peak_rss_bytes=end.peak_rss_bytes)
         try:
             if end.exit_code == 0:
@@ -324,6 +348,7 @@ class Execution:
                 if not end.peak_rss_bytes:  # the place cannot tell; the step could
                     lineage = self._store.manifest(digest).lineage
                     self._change(name, quiet=True, peak_rss_bytes=lineage.peak_rss_bytes)
+                self._verified.update(self._parents(running.node).values(), [digest])
                 self._succeed(running.node, "done", digest, key=running.material.key)
             else:
                 self._fail(running, end)
@@ -372,14 +397,18 @@ class Execution:
 
     # ---------------------------------------------------------------------------------------- book-keeping
 
+    def _now_s(self) -> float:
+        """Unix time, counted from the start of the run by the monotonic clock: the wall clock may jump."""
+        return self._record.started_at_s + time.monotonic() - self._begun_s
+
     def _end(self) -> None:
-        statuses = {step.status for step in self._record.steps.values()}
+        statuses = {step.status for step in self._record.steps.values() if not step.only_shows}
         status: Status = "done"
         if "failed" in statuses:
             status = "failed"
         elif self._stop:
             status = "interrupted"
-        seconds = time.time() - self._record.started_at_s
+        seconds = self._now_s() - self._record.started_at_s
         failure = first_failure(self._record)
         exit_code = failure[1].exit_code if failure else 128 + self._stop if self._stop else 0
         self._record = self._record.model_copy(
@@ -463,14 +492,18 @@ def _cause(running: _Running, end: Ended) -> tuple[int, str]:
     return ExitCode.STAGE_FAILED, end.cause
 
 
-def _point_latest(home: Path, run: str) -> None:
-    """Make `<home>/latest` a link to the newest run."""
-    part = home / f".latest.{run}"
-    part.symlink_to(run)
-    part.replace(home / "latest")
-
-
 def first_failure(record: RunRecord) -> tuple[str, StepRecord] | None:
-    """The step that failed first, and its record."""
-    failed = [(name, step) for name, step in record.steps.items() if step.status == "failed"]
+    """The step that failed first, and its record; of those whose failure is the run's."""
+    failed = [
+        (name, step) for name, step in record.steps.items() if step.status == "failed" and not step.only_shows
+    ]
     return min(failed, key=lambda item: item[1].started_at_s + item[1].seconds, default=None)
+
+
+def not_shown(record: RunRecord) -> list[str]:
+    """A sentence for each step that failed without failing the run."""
+    return [
+        f"step {name} failed, which only shows; the run does not depend on it: {step.error}"
+        for name, step in record.steps.items()
+        if step.status == "failed" and step.only_shows
+    ]

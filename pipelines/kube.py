@@ -28,6 +28,7 @@ from pipelines.causes import container_state
 CONNECT_S, ANSWER_S = 5.0, 30.0  # how long one request may take
 SILENT_LOG_S = 60.0  # a log stream that said nothing for so long is opened anew: its connection may be dead
 RETRY_EVERY_S = 1.0
+LOOK_EVERY_S = 0.2  # whether a container, or an object that is being deleted, is gone
 LOST_AFTER = 5  # attempts at the log of a container that has ended
 RETRIED = {429, 500, 502, 503, 504}  # 500 is also what a webhook causes that does not answer
 METHODS = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
@@ -89,6 +90,14 @@ def connect(namespace: str, *, patience_s: float = 60.0, say: Say = say_on_stder
     return Namespace(client.ApiClient(configuration), namespace, patience_s=patience_s, say=say)
 
 
+def own_namespace() -> str:
+    """The namespace of the pod that this process runs in; empty where it is in none that has a token."""
+    try:
+        return TOKEN.with_name("namespace").read_text().strip()
+    except OSError:
+        return ""
+
+
 class Namespace:
     """The objects of one namespace. Safe to use from several threads.
 
@@ -100,6 +109,10 @@ class Namespace:
         self.name = name
         self._client, self._patience_s, self._say = api_client, patience_s, say
         self._is_away = threading.Event()  # said once, however many threads are waiting
+
+    def beside(self, name: str) -> Namespace:
+        """The namespace `name` of the same cluster."""
+        return Namespace(self._client, name, patience_s=self._patience_s, say=self._say)
 
     @property
     def host(self) -> str:
@@ -154,7 +167,7 @@ class Namespace:
                     why=f"waited {timeout_s:.0f} s",
                     fix=f"see kubectl -n {self.name} get {resource.plural} {name} -o yaml",
                 )
-            time.sleep(0.2)
+            time.sleep(LOOK_EVERY_S)
 
     def raw(self, path: str) -> Json:
         """What the API server answers at a path of its own, such as /version."""
@@ -206,7 +219,7 @@ class Namespace:
                 if was_over and broken > LOST_AFTER:  # the node, or its copy of the log, is gone
                     self._say(f"the rest of the log of {name} cannot be read: {error}")
                     return
-            time.sleep(0.2)
+            time.sleep(LOOK_EVERY_S)
 
     def _is_over(self, name: str, uid: str, container: str) -> bool | None:
         """Whether the container has ended for good; None: the pod is gone."""
@@ -353,7 +366,8 @@ class Namespace:
             return Unavailable(
                 f"not allowed to {verb} {thing}",
                 why=refused.message,
-                fix="the Roles in k8s/base grant it to its accounts: kubectl apply -k k8s/base",
+                fix="k8s/base grants it in the namespace hpml, k8s/components/kubeflow in Kubeflow's"
+                f" (kubectl apply -k); see kubectl -n {self.name} get rolebindings",
             )
         if refused.status == 404 and refused.kind == "namespaces":
             return Unavailable(

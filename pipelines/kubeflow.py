@@ -84,20 +84,11 @@ def _write(
     whole = dsl.pipeline(
         name=name,
         description="Data to a chosen, registered, deployable model.",
-        pipeline_root=_root(components, cluster),
     )(_with_signature(lambda *values: pipeline(**_named(shape, values)), name, shape))
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "pipeline.yaml"
         compiler.Compiler().compile(whole, str(file))
         return file.read_text()
-
-
-def _root(components: list[Component], cluster: ClusterConfig) -> str | None:
-    """Where Kubeflow keeps artifacts: None for its own store, ours if they are read by URI, with our secret.
-
-    For the latter, the ConfigMap `kfp-launcher` has to tell Kubeflow's launcher the endpoint of our store.
-    """
-    return f"{cluster.store}/kubeflow" if any(component.by_uri for component in components) else None
 
 
 def _declare(component: Component) -> Any:

@@ -7,8 +7,9 @@ heard of it, `remote.json` says where it is.
 from __future__ import annotations
 
 import json
+import os
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,8 +23,9 @@ from components.errors import ExitCode, HpmlError, StageFailed, Unavailable, Usa
 from components.executor_input import HTML
 from components.relay import EVENT_PREFIX, read_event
 from pipelines import graph, kubeflow_cron, results, run_record
+from pipelines.causes import cause_told
 from pipelines.kubeflow_server import Server, find_server
-from pipelines.kubeflow_workflow import Workflow, seconds, started_at_s
+from pipelines.kubeflow_workflow import Workflow
 from pipelines.place import Watcher
 from pipelines.plan import trace
 from pipelines.recipe import LoadedRecipe
@@ -32,7 +34,7 @@ from pipelines.run_record import FINISHED, RunRecord, Status, StepRecord
 _POLL_S = 3.0
 _PATIENCE_S = 120.0  # with a server that no longer answers; the run does not need us
 _ENDED: Mapping[str, Status] = {"SUCCEEDED": "done", "FAILED": "failed", "CANCELED": "interrupted"}
-_NOT_STARTED = ("", "RUNTIME_STATE_UNSPECIFIED", "PENDING")
+_MAX_WORDS = 500  # of what a driver said last
 _LAUNCHERS_WORDS = "ExecutorOutput: "  # of KFP's launcher, before what a step has handed over
 
 
@@ -60,18 +62,23 @@ class RemoteRun(Config):
     run_id: str
     page: str
     tasks: dict[str, str]
+    tracking_uri: str = ""
 
     def server(self) -> Server:
         """The server that has it. Raises UsageError or Unavailable, see `find_server`."""
         return find_server("" if self.in_cluster else self.host, in_cluster=self.in_cluster)
 
 
-def remote_run(home: Path, run: str) -> RemoteRun | None:
-    """Where the run `run` of this workspace is in Kubeflow; None if it ran elsewhere."""
+def remote_run(home: Path, run: str, host: str = "") -> RemoteRun | None:
+    """Where the run `run` of this workspace is in Kubeflow; None if it ran elsewhere.
+
+    host: where Kubeflow is reached by now, if not where it was.
+    """
     try:
-        return RemoteRun.model_validate_json((home / run / "remote.json").read_text())
+        found = RemoteRun.model_validate_json((home / run / "remote.json").read_text())
     except FileNotFoundError:
         return None
+    return found.model_copy(update={"host": host, "in_cluster": False}) if host else found
 
 
 # ------------------------------------------------------------------------------------------------- starting
@@ -92,6 +99,7 @@ def submit(home: Path, loaded: LoadedRecipe, target: Target, watcher: Watcher) -
         run_id=run_id,
         page=target.server.page(run_id),
         tasks=tasks,
+        tracking_uri=loaded.recipe.cluster.tracking_uri,
     )
     watcher.say(f"{name} runs in Kubeflow: {remote.page}")
     plan = trace(graph.graph, loaded.recipe)
@@ -100,6 +108,7 @@ def submit(home: Path, loaded: LoadedRecipe, target: Target, watcher: Watcher) -
     write_text_atomic(home / name / "remote.json", remote.model_dump_json(indent=1))
     results.store_recipe(home, record, loaded)
     run_record.save(home, record)
+    run_record.point_latest(home, name)
     return record
 
 
@@ -162,9 +171,14 @@ def _check_namespace(target: Target) -> None:
 # ------------------------------------------------------------------------------------------------- watching
 
 
-def refresh(home: Path, record: RunRecord, remote: RemoteRun) -> RunRecord:
-    """The record of a run as it is now. Raises Unavailable."""
-    return record if record.status != "running" else _Observer(home, record, remote).look()
+def refresh(home: Path, record: RunRecord, remote: RemoteRun, watcher: Watcher) -> RunRecord:
+    """The record of a run as it is now; its report is fetched once there is one. Raises Unavailable."""
+    if record.status == "running":
+        record = _Observer(home, record, remote).look()
+    if record.status != "running":
+        end_tracking(home, record, remote, watcher)
+    fetch_report(home, record, remote, watcher)
+    return record
 
 
 def wait(home: Path, record: RunRecord, remote: RemoteRun, watcher: Watcher) -> RunRecord:
@@ -192,6 +206,7 @@ def wait(home: Path, record: RunRecord, remote: RemoteRun, watcher: Watcher) -> 
         watcher.say(f"the run goes on: hpml status {record.id}, or {remote.page}")
         raise
     record = observer.record
+    end_tracking(home, record, remote, watcher)
     fetch_report(home, record, remote, watcher)
     if record.status == "failed" and not any(step.status == "failed" for step in record.steps.values()):
         raise StageFailed("the run failed, and none of its steps did", why=observer.error, fix=remote.page)
@@ -214,14 +229,16 @@ class _Observer:
     def look(self) -> RunRecord:
         """Ask once. Raises Unavailable."""
         run = self._server.run(self._remote.run_id)
-        self.error = run.error.message if run.error else ""
-        ended = _ENDED.get(run.state)
-        workflow = Workflow.of(run)
+        workflow = Workflow.of(self._server.workflow_manifest(self._remote.run_id))
+        self.error = (run.error.message if run.error else "") or workflow.message
+        ended = "interrupted" if run.was_stopped and run.state == "FAILED" else _ENDED.get(run.state)
         for step, task in self._remote.tasks.items():
             self._update(step, workflow, task, ended)
+        if ended == "failed" and _lacks_only_what_shows(self.record.steps.values()):
+            ended = "done"
         if ended:
             code = _exit_code(ended, self.record.steps.values())
-            took_s = time.time() - self.record.started_at_s
+            took_s = time.time() - self.record.started_at_s if run.seconds is None else run.seconds
             self.record = self.record.model_copy(
                 update={"status": ended, "seconds": took_s, "exit_code": int(code)}
             )
@@ -231,8 +248,11 @@ class _Observer:
     def _update(self, step: str, workflow: Workflow, task: str, ended: Status | None) -> None:
         old = self.record.steps[step]
         new = old.model_copy(update=_seen(workflow, task, ended))
-        if new.status == "failed" and old.status != "failed":
-            new = new.model_copy(update=self._failure(workflow, task))
+        if new.status == "failed":
+            said = self._failure(workflow, task) if old.status != "failed" else {"error": old.error}
+            new = new.model_copy(update=said)
+        if self._watcher and new.status == "waiting" and new.error not in ("", old.error):
+            self._watcher.say(f"{step} waits: {new.error}")
         self.record = self.record.model_copy(update={"steps": {**self.record.steps, step: new}})
         if self._watcher and new.status != old.status:
             self._watcher.step_changed(step, new)
@@ -248,8 +268,8 @@ class _Observer:
     def _events(self, workflow: Workflow, task: str) -> list[dict[str, Any]]:
         """What a step has told so far, by its log."""
         try:
-            text = _log(self._server, self._remote.run_id, workflow.pods(task)) or ""
-            return [event for line in text.splitlines() if (event := read_event(line))]
+            text = _log(self._server, self._remote, workflow, task) or ""
+            return _events_in(text)
         except Unavailable as error:
             if self._watcher and not self._said_no_logs:
                 self._watcher.say(f"what happens inside of steps cannot be shown: {error}")
@@ -263,62 +283,128 @@ class _Observer:
                 code = event["exit_code"]
                 known = code if code in list(ExitCode) and code else ExitCode.STAGE_FAILED
                 return {"error": event["message"], "exit_code": int(known)}
-        error = "its pod said nothing: it was killed, perhaps for lack of memory, or never started"
+        error = self._what_kubeflow_says(workflow, task)
         return {"error": f"{error} -> look at {self._remote.page}", "exit_code": int(ExitCode.STAGE_FAILED)}
+
+    def _what_kubeflow_says(self, workflow: Workflow, task: str) -> str:
+        """Of a step that said nothing itself."""
+        driver, pods = workflow.driver(task), workflow.pods(task)
+        if driver and driver.has_failed:
+            lines = (self._driver_log(workflow, task) or driver.message).split("\n")
+            words = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
+            return f"Kubeflow could not start it, its driver failed: {words[-_MAX_WORDS:]}"
+        if pods and pods[0].message:
+            return f"its pod said nothing, Kubeflow says of it: {pods[0].message}"
+        return "its pod said nothing: it was killed, perhaps for lack of memory, or never started"
+
+    def _driver_log(self, workflow: Workflow, task: str) -> str:
+        try:
+            return _log(self._server, self._remote, workflow, f"{task}-driver") or ""
+        except Unavailable:  # its message will do
+            return ""
+
+
+def _lacks_only_what_shows(steps: Iterable[StepRecord]) -> bool:
+    """Whether all is done but what only shows: Kubeflow knows no step that may fail."""
+    steps = list(steps)
+    undone = [step for step in steps if step.status not in ("done", "cached")]
+    return any(step.status == "failed" for step in undone) and all(step.only_shows for step in undone)
 
 
 def _exit_code(ended: Status, steps: Iterable[StepRecord]) -> int:
     """That of a run: of its first step that failed, if it failed."""
     if ended == "interrupted":
         return ExitCode.TERMINATED
-    failed = [step.exit_code for step in steps if step.status == "failed"]
+    failed = [step.exit_code for step in steps if step.status == "failed" and not step.only_shows]
     return failed[0] if failed else ExitCode.STAGE_FAILED if ended == "failed" else ExitCode.DONE
 
 
 def _seen(workflow: Workflow, task: str, ended: Status | None) -> dict[str, Any]:
     """What the nodes of a workflow say about a step, as fields of a StepRecord; `ended`: how the run did."""
-    node, driver = workflow.nodes.get(task), workflow.nodes.get(f"{task}-driver")  # which starts the step
+    node, driver = workflow.step(task), workflow.driver(task)  # which starts the step
+    pods = [*workflow.pods(task), *workflow.pods(f"{task}-driver")]
+    waits = next(
+        (found for pod in pods if pod.phase == "Pending" and (found := cause_told(pod.message))), None
+    )
     status: Status = "waiting"
-    if node and node.state == "SUCCEEDED":
-        status = "done" if workflow.pods(task) else "cached"
-    elif (node and node.state == "FAILED") or (driver and driver.state == "FAILED"):
+    if node and node.phase == "Succeeded":
+        status = "cached" if workflow.is_cached(task) else "done"
+    elif ended == "interrupted":
+        status = "interrupted"
+    elif (node and node.has_failed) or (driver and driver.has_failed):
         status = "failed"
     elif ended:
-        status = "interrupted" if ended == "interrupted" else "blocked"
-    elif (node and node.state not in _NOT_STARTED) or (driver and driver.state not in _NOT_STARTED):
+        status = "done" if ended == "done" else "blocked"
+    elif (node or driver) and not waits:
         status = "running"
     known = node or driver
-    times = {"started_at_s": started_at_s(known), "seconds": seconds(known)} if known else {}
-    return {"status": status, **times}
+    times = {"started_at_s": known.started_at_s, "seconds": known.seconds} if known else {}
+    error = f"{waits.why} -> {waits.fix}" if waits and status == "waiting" else ""
+    return {"status": status, "error": error, **times}
+
+
+def end_tracking(home: Path, record: RunRecord, remote: RemoteRun, watcher: Watcher) -> None:
+    """Tell MLflow of the end of a run that none of its steps may have told: of a driver that failed, too."""
+    from components.tracking import Outbox, can_send, drain, unsent
+
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or remote.tracking_uri
+    if record.status not in ("failed", "interrupted") or not uri or not can_send():
+        return
+    file = home / record.id / "tracking.jsonl"
+    if not file.exists():
+        outbox = Outbox(file)
+        outbox.run_joined(remote.run_id, record.recipe)
+        outbox.run_ended("KILLED" if record.status == "interrupted" else "FAILED")
+    if unsent(file, uri) and (drained := drain(file, uri)).remaining:
+        watcher.say(
+            f"MLflow was not told that the run ended: {drained.problem} -> hpml status {record.id}, with"
+            " MLFLOW_TRACKING_URI as it is reached from here"
+        )
 
 
 # ----------------------------------------------------------------------------------------------------- logs
 
 
-def log(remote: RemoteRun, step: str) -> str:
-    """What a step has printed, without its events.
+def log(remote: RemoteRun, step: str, *, follow: bool = False, traceback: bool = False) -> Iterator[str]:
+    """What a step has printed, without its events, piece by piece.
 
-    Raises UsageError that says where to look if Kubeflow has no log of it, Unavailable.
+    follow: go on until the step has ended. traceback: at last that of its failure, if it failed. Raises
+    UsageError that says where to look if Kubeflow has no log of it, Unavailable.
     """
-    text = _step_log(remote, step)
-    if text is None:
+    server, task, shown, text = remote.server(), remote.tasks[step], 0, ""
+    while True:
+        workflow = Workflow.of(server.workflow_manifest(remote.run_id))
+        node = workflow.step(task)
+        goes_on = follow and server.run(remote.run_id).state not in _ENDED and not (node and node.finished_at)
+        text = _log(server, remote, workflow, task) or text
+        printed = "".join(
+            line for line in text.splitlines(keepends=True) if not line.startswith(EVENT_PREFIX)
+        )
+        yield printed[shown:]
+        shown = len(printed)
+        if not goes_on:
+            break
+        time.sleep(_POLL_S)
+    if not text:
         raise UsageError(
             f"Kubeflow has no log of step {step}",
             why="it has not started, was taken from the cache, or its pod is gone",
             fix=f"look at {remote.page}",
         )
-    return "".join(line for line in text.splitlines(keepends=True) if not line.startswith(EVENT_PREFIX))
+    if traceback:
+        failed = [event for event in _events_in(text) if event["event"] == "failed"]
+        yield from (str(event.get("traceback", "")) for event in failed[-1:])
 
 
-def _step_log(remote: RemoteRun, step: str) -> str | None:
-    server = remote.server()
-    pods = Workflow.of(server.run(remote.run_id)).pods(remote.tasks[step])
-    return _log(server, remote.run_id, pods)
+def _events_in(text: str) -> list[dict[str, Any]]:
+    return [event for line in text.splitlines() if (event := read_event(line))]
 
 
-def _log(server: Server, run_id: str, pods: list[str]) -> str | None:
-    """The log of the first of `pods` that has one."""
-    return next((text for pod in pods if (text := server.log(run_id, pod)) is not None), None)
+def _log(server: Server, remote: RemoteRun, workflow: Workflow, task: str) -> str | None:
+    """The log of the newest attempt at a task that has one."""
+    pods = (workflow.pod_name(node) for node in workflow.pods(task))
+    texts = (server.log(remote.run_id, pod, remote.namespace) for pod in pods)
+    return next((text for text in texts if text is not None), None)
 
 
 # --------------------------------------------------------------------------------------------------- report
@@ -327,14 +413,14 @@ def _log(server: Server, run_id: str, pods: list[str]) -> str | None:
 def fetch_report(home: Path, record: RunRecord, remote: RemoteRun, watcher: Watcher) -> None:
     """Bring the report into the folder of the run; where that cannot be done, say why and where it is."""
     step = next((name for name, step in record.steps.items() if _has_report(step)), None)
-    if step is None:
+    file = home / record.id / "report" / "report.html"
+    if step is None or file.exists():
         return
     try:
         page = _report(remote, step)
     except HpmlError as error:
         watcher.say(f"the report was not fetched, it is on the run's page: {error}")
         return
-    file = home / record.id / "report" / "report.html"
     file.parent.mkdir(exist_ok=True)
     write_text_atomic(file, page)
     watcher.say(f"report: {file.resolve()}")
@@ -345,12 +431,18 @@ def _has_report(step: StepRecord) -> bool:
 
 
 def _report(remote: RemoteRun, step: str) -> str:
-    uri = _uri_in(_step_log(remote, step) or "", HTML)
+    """The page that a step wrote, from Kubeflow's user interface or from S3, whichever can be reached."""
+    server = remote.server()
+    workflow = Workflow.of(server.workflow_manifest(remote.run_id))
+    uri = _uri_in(_log(server, remote, workflow, remote.tasks[step]) or "", HTML)
     if uri is None:
         raise Unavailable("Kubeflow does not say where it is", why="the log of the step is not there to tell")
-    if uri.startswith("s3://"):
+    try:
+        return server.artifact(uri, remote.namespace).decode(errors="replace")
+    except Unavailable:
+        if not uri.startswith("s3://"):
+            raise
         return storage.read_text(uri)
-    return remote.server().artifact(uri, remote.namespace).decode(errors="replace")
 
 
 def _uri_in(text: str, output: str) -> str | None:

@@ -37,39 +37,34 @@ _MAX_BYTES = 64 << 20
 _PORT_FORWARD = "kubectl -n kubeflow port-forward svc/ml-pipeline-ui 8080:80"
 
 
-class _Child(BaseModel):
-    pod_name: str = ""  # the id of a node, whatever the field is called
-
-
-class Task(BaseModel):
-    """What Kubeflow tells about a node of the workflow that a run is; `state` as in its RuntimeState."""
-
-    display_name: str = ""
-    state: str = ""
-    start_time: datetime | None = None
-    end_time: datetime | None = None
-    child_tasks: tuple[_Child, ...] = ()
-
-
-class _Details(BaseModel):
-    task_details: tuple[Task, ...] = ()
-
-
 class _Error(BaseModel):
     message: str = ""
+
+
+class _Moment(BaseModel):
+    state: str = ""
 
 
 class Run(BaseModel):
     """What Kubeflow tells about a run, as far as it concerns us."""
 
     state: str = ""
+    state_history: tuple[_Moment, ...] = ()
+    created_at: datetime | None = None
+    finished_at: datetime | None = None
     error: _Error | None = None
-    run_details: _Details | None = None
 
     @property
-    def tasks(self) -> tuple[Task, ...]:
-        """Its nodes; none before it has started."""
-        return self.run_details.task_details if self.run_details else ()
+    def was_stopped(self) -> bool:
+        """Whether somebody terminated it: it ends as FAILED nevertheless."""
+        return any(moment.state == "CANCELING" for moment in self.state_history)
+
+    @property
+    def seconds(self) -> float | None:
+        """How long it took; None where that is not known."""
+        if self.created_at is None or self.finished_at is None or self.finished_at < self.created_at:
+            return None
+        return (self.finished_at - self.created_at).total_seconds()
 
 
 @dataclass(frozen=True)
@@ -132,22 +127,36 @@ class Server:
         return self._id(made, "recurring_run_id")
 
     def run(self, run: str) -> Run:
-        """The state of a run and of its nodes. Raises Unavailable."""
+        """The state of a run. Raises Unavailable."""
         answer = self._asked("asking for the run", "GET", f"{_API}/runs/{quote(run, safe='')}")
         try:
             return Run.model_validate(answer)
         except ValidationError as error:
             raise self._is_no_kubeflow(f"it tells about a run in another way: {_first(error)}") from None
 
-    def log(self, run: str, pod: str) -> str | None:
+    def workflow_manifest(self, run: str) -> str:
+        """The workflow that a run is, JSON; empty before it has started. Raises Unavailable."""
+        path = f"/apis/v1beta1/runs/{quote(run, safe='')}"  # version 2 of the API does not have it
+        runtime = self._asked("asking for the run's workflow", "GET", path).get("pipeline_runtime") or {}
+        return str(runtime.get("workflow_manifest") or "")
+
+    def log(self, run: str, pod: str, namespace: str) -> str | None:
         """What a pod of a run has printed so far; None if it or its log is gone. Raises Unavailable."""
-        path = f"/apis/v1alpha1/runs/{quote(run, safe='')}/nodes/{quote(pod, safe='')}/log"
-        try:
-            return self._send("GET", path).decode(errors="replace")
-        except _Refused as refused:
-            if refused.status in (401, 403):
-                self._explain(refused, "reading a log")
-            return None
+        query = {"podname": pod, "runid": run, "podnamespace": namespace}
+        ways: tuple[tuple[str, Mapping[str, str]], ...] = (
+            (f"/apis/v1alpha1/runs/{quote(run, safe='')}/nodes/{quote(pod, safe='')}/log", {}),  # of the API
+            ("/k8s/pod/logs", query),  # of the user interface, which does not pass the other on
+        )
+        for path, given in ways:
+            try:
+                text = self._send("GET", path, query=given).decode(errors="replace")
+            except _Refused as refused:
+                if refused.status in (401, 403):
+                    self._explain(refused, "reading a log")
+                continue
+            if not _is_no_log(text):
+                return text
+        return None
 
     def artifact(self, uri: str, namespace: str) -> bytes:
         """The file that an artifact is, from where the user interface gets it. Raises Unavailable."""
@@ -161,6 +170,12 @@ class Server:
         try:
             return self._send("GET", "/artifacts/get", query=query)
         except _Refused as refused:
+            if refused.status == 404:
+                raise Unavailable(
+                    f"{self.host} gives no artifacts",
+                    why="it is the address of Kubeflow's API, and its user interface gives them",
+                    fix=f"{_PORT_FORWARD}, and --host http://localhost:8080",
+                ) from None
             self._explain(refused, "fetching an artifact")
 
     # ------------------------------------------------------------------------------------------------- HTTP
@@ -292,6 +307,17 @@ class _Refused(Exception):
         if isinstance(told, dict):
             message = told.get("message") or told.get("error_message") or told.get("error") or ""
             self.message = str(message)[:500]
+
+
+def _is_no_log(text: str) -> bool:
+    """Whether a server says, with status 200, that it has no log, or shows its start page."""
+    if text[:100].lstrip().lower().startswith("<!doctype html"):
+        return True
+    try:
+        told = json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(told, dict) and "error_message" in told
 
 
 def _first(error: ValidationError) -> str:

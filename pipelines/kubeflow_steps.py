@@ -9,6 +9,10 @@ what writes it down is `pipelines/kubeflow.py`. What a real KFP 2.17 backend doe
 * A step has 0.6 s after SIGTERM, and nothing of a failed attempt is uploaded. So checkpoints go to a place of
   their own in our store while the step runs.
 * Every exit code but 0 is shown as 1. So a step tells its code and its reason in its log, as an event.
+* ML Metadata takes one input event for an artifact and an execution. So a component declares each artifact
+  once, by the name of the step that writes it, and its command line says which inputs it is (--names).
+* The spec of each pod, with the metadata of every artifact that it reads, is in the workflow several times;
+  above 1 MiB Argo packs it. So metrics are the metadata of an artifact that no step reads.
 * KFP replaces "{{...}}" in arguments, Kubernetes replaces "$(...)". So no config may contain either.
 """
 
@@ -23,7 +27,7 @@ from typing import Any, Literal
 from components.__main__ import Job, arguments_of, source_digest
 from components.contract import signature
 from components.errors import ConfigInvalid
-from components.executor_input import HTML, METRICS, OUT, SUMMARY, artifact_names
+from components.executor_input import HTML, METRICS, OUT, SUMMARY, Named
 from components.goals import Goals
 from pipelines import pods
 from pipelines.cluster import ClusterConfig, StageNeeds
@@ -57,12 +61,13 @@ _LAUNCHER = StageNeeds(cpus=1, memory="512Mi", image="client")
 
 @dataclass(frozen=True)
 class Parameter:
-    """A parameter of the pipeline that sets `field` of a step's config; `default` is the recipe's value.
+    """A parameter of the pipeline that sets `field` of the config of `stage`; left empty, it sets nothing.
 
-    Left empty, it sets nothing.
+    default: the recipe's value.
     """
 
     name: str
+    stage: str
     field: str
     type: ParameterType
     default: Value
@@ -74,7 +79,6 @@ class Component:
 
     task: its name in the pipeline. inputs: the artifacts it reads, each with its type and the step that
     writes it. cached: whether KFP may take an earlier result instead. needs: with every default filled in.
-    by_uri: whether it hands artifacts on by URI, because pods of its own are to read them.
     """
 
     step: str
@@ -88,7 +92,6 @@ class Component:
     environment: Mapping[str, str]
     needs: StageNeeds
     cached: bool
-    by_uri: bool
 
 
 def components_of(plan: Plan, recipe: Recipe) -> list[Component]:
@@ -98,7 +101,22 @@ def components_of(plan: Plan, recipe: Recipe) -> list[Component]:
     """
     _check_inert("the recipe's cluster", recipe.cluster.model_dump(mode="json"))
     tasks = _task_names(plan)
-    return [_component(node, tasks[node.name], recipe, plan) for node in plan.nodes.values()]
+    settable = {item.name: item for node in plan.nodes.values() for item in _parameters(node)}
+    found = []
+    for node in plan.nodes.values():
+        own = _parameters(node)
+        names = {item.name for item in own}
+        others = [item for item in settable.values() if item.name not in names] if _checks(node) else []
+        found.append(_component(node, (*own, *others), tasks, recipe, plan))
+    return found
+
+
+def _checks(node: Node) -> bool:
+    """Whether a step checks the parameters of all others: at once in every run, and it has no cached result.
+
+    Else a wrong goal would be refused by the step that reads it, hours later.
+    """
+    return not node.parents() and not _may_be_cached(node)
 
 
 def _task_names(plan: Plan) -> dict[str, str]:
@@ -108,24 +126,25 @@ def _task_names(plan: Plan) -> dict[str, str]:
     return tasks
 
 
-def _component(node: Node, task: str, recipe: Recipe, plan: Plan) -> Component:
+def _component(
+    node: Node, parameters: tuple[Parameter, ...], tasks: Mapping[str, str], recipe: Recipe, plan: Plan
+) -> Component:
     cluster = recipe.cluster
     _check_reachable(node)
-    inputs, names = _inputs(node, plan)
-    parameters = _parameters(node)
+    inputs = {_artifact(tasks[step]): (_type_of(plan.nodes[step]), step) for step in node.parents()}
     launched = node.stage == "train" and node.config.nodes > 1  # type: ignore[attr-defined]
     needs = cluster.needs(node.stage)
     if launched:
         needs = _LAUNCHER.model_copy(update={"timeout_s": needs.timeout_s})
     assert needs.image, "the defaults are filled in"
-    arguments = _arguments(node, names, parameters, cluster, launched)
+    arguments = _arguments(node, _names(node, tasks), parameters, cluster)
     told = pods.environment(cluster, "", recipe.name, node.name)
     environment = {name: value for name, value in told.items() if name != RUN_VARIABLE}
     if node.name == list(plan.nodes)[-1]:
         environment["HPML_LAST"] = "1"  # with it the run is over in MLflow too
     return Component(
         step=node.name,
-        task=task,
+        task=tasks[node.name],
         inputs=inputs,
         outputs={OUT: _type_of(node), METRICS: "Metrics", **_PAGES.get(node.stage, {})},
         parameters=parameters,
@@ -135,7 +154,6 @@ def _component(node: Node, task: str, recipe: Recipe, plan: Plan) -> Component:
         environment={"HOME": "/tmp", **environment},  # noqa: S108 - the pod's own
         needs=needs,
         cached=_may_be_cached(node),
-        by_uri=launched,
     )
 
 
@@ -153,22 +171,19 @@ def _type_of(node: Node) -> ArtifactType:
     return _TYPES.get(signature(node.run).output_kind, "Artifact")
 
 
-def _inputs(node: Node, plan: Plan) -> tuple[dict[str, tuple[ArtifactType, str]], dict[str, str]]:
-    """What a component reads, and what its names stand for.
+def _artifact(task: str) -> str:
+    """How a component calls the artifact that a task writes: as an identifier, which kfp wants."""
+    return task.replace("-", "_")
 
-    First each artifact by a name of its own, with its type and the step it comes from. Then, for what a stage
-    takes by name, that name: {"engines__int8_onnx": "int8/onnx"}.
-    """
-    sources: dict[str, str] = {}
-    names: dict[str, str] = {}
-    for name, source in node.inputs.items():
-        if isinstance(source, str):
-            sources[name] = source
-        else:
-            named = artifact_names(name, source)
-            sources |= {artifact: source[key] for artifact, key in named.items()}
-            names |= named
-    return {name: (_type_of(plan.nodes[step]), step) for name, step in sources.items()}, names
+
+def _names(node: Node, tasks: Mapping[str, str]) -> dict[str, Named]:
+    """Which artifact each input of a step is: {"model": "train", "teacher": "train"}."""
+    return {
+        name: _artifact(tasks[source])
+        if isinstance(source, str)
+        else {key: _artifact(tasks[step]) for key, step in source.items()}
+        for name, source in node.inputs.items()
+    }
 
 
 def _parameters(node: Node) -> tuple[Parameter, ...]:
@@ -178,7 +193,7 @@ def _parameters(node: Node) -> tuple[Parameter, ...]:
             annotation = type(node.config).model_fields[name].annotation
             value = getattr(node.config, name)
             parameter = _PREFIX.get(node.stage, "") + name
-            found.append(Parameter(parameter, name, *_typed(annotation, value)))
+            found.append(Parameter(parameter, node.stage, name, *_typed(annotation, value)))
     return tuple(found)
 
 
@@ -196,10 +211,9 @@ def _typed(annotation: Any, value: Any) -> tuple[ParameterType, Value]:
 
 def _arguments(
     node: Node,
-    names: Mapping[str, str],
+    names: Mapping[str, Named],
     parameters: Iterable[Parameter],
     cluster: ClusterConfig,
-    by_uri: bool,
 ) -> tuple[str, ...]:
     """The arguments of the entrypoint. Where artifacts are is said by the executor input, "{{$}}"."""
     config = node.config.model_dump(mode="json")
@@ -207,8 +221,8 @@ def _arguments(
     job = Job(
         run=node.run_path,
         config=config,
-        inputs={name: f"{{{{$.inputs.artifacts['{name}'].uri}}}}" for name in node.inputs} if by_uri else {},
-        out=f"{{{{$.outputs.artifacts['{OUT}'].uri}}}}" if by_uri else "",
+        inputs={},
+        out="",
         scratch=f"{cluster.store}/scratch/$({RUN_VARIABLE})/{node.name}"
         if resources_of(node.stage).checkpoints
         else "",
@@ -217,11 +231,12 @@ def _arguments(
         code_digest=source_digest(),  # so that KFP's cache forgets what other code has made
     )
     arguments = arguments_of(job)
-    if not job.out:
-        at = arguments.index("--out")
-        del arguments[at : at + 2]
     for parameter in parameters:
-        arguments += ["--set", f"{parameter.field}={{{{$.inputs.parameters['{parameter.name}']}}}}"]
+        value = f"{{{{$.inputs.parameters['{parameter.name}']}}}}"
+        if parameter.stage == node.stage:
+            arguments += ["--set", f"{parameter.field}={value}"]
+        else:
+            arguments += ["--check", f"{parameter.stage}.{parameter.field}={value}"]
     if names:
         arguments += ["--names", json.dumps(names)]
     return (*arguments, "--executor-input", "{{$}}")
@@ -229,13 +244,14 @@ def _arguments(
 
 def _check_reachable(node: Node) -> None:
     """Refuse data that only this machine has."""
+    section = "data" if node.stage == "prepare" else node.stage
     for name in type(node.config).model_fields:
         value = getattr(node.config, name)
         if isinstance(value, Path):
             raise ConfigInvalid(
                 f"step {node.name} cannot read {name}: {value} in a pod",
                 why="it is a path of this machine",
-                fix=f"put it in the store and give its URI: --set data.{name}=s3://BUCKET/KEY",
+                fix=f"put it in the store and give its URI: --set {section}.{name}=s3://BUCKET/KEY",
             )
 
 
@@ -279,5 +295,7 @@ def _may_be_cached(node: Node) -> bool:
 
 def _reads_unknown_data(node: Node) -> bool:
     config = node.config
+    if node.stage == "train":
+        return getattr(config, "weights", None) is not None
     address = getattr(config, "path", None) or getattr(config, "url", None)
     return node.stage == "prepare" and bool(address) and not getattr(config, "sha256", None)

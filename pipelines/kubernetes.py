@@ -120,9 +120,10 @@ class Jobs:
         for node in plan.nodes.values():
             if resources_of(node.stage).registry and not self._cluster.tracking_uri:
                 raise ConfigInvalid(f"{node.name} has no registry", fix="set cluster.tracking_uri")
-            path = getattr(node.config, "path", None)
-            if isinstance(path, Path) and path.exists():
-                self._say(f"{node.name} reads {path}: a pod sees it only if its image has it there, too")
+            for name in ("path", "weights"):
+                path = getattr(node.config, name, None)
+                if isinstance(path, Path) and path.exists():
+                    self._say(f"{node.name} reads {path}: a pod sees it only if its image has it there, too")
             self.surroundings(node.stage)
         self._to_come = set(plan.nodes)
 

@@ -65,6 +65,9 @@ class Launch:
     _progress: dict[str, Any] = field(default_factory=dict, init=False)  # the furthest that was told
     _failed: dict[str, Any] = field(default_factory=dict, init=False)  # what rank 0 failed of since
     _restarts: int = field(default=0, init=False)  # of pods since
+    _deadlines_s: dict[float, float] = field(
+        default_factory=dict, init=False
+    )  # monotonic, by the job's start
 
     def run(self) -> None:
         """Return when the training is done.
@@ -226,7 +229,11 @@ class Launch:
     def _check_time(self, state: State) -> None:
         """Raises StageFailed if the training is over its limit, at which the operator looks now and then."""
         limit_s = self.training.timeout_s
-        if state.started_at_s and time.time() > state.started_at_s + limit_s:
+        if not state.started_at_s:
+            return
+        left_s = state.started_at_s + limit_s - time.time()  # read once: the wall clock may jump
+        deadline_s = self._deadlines_s.setdefault(state.started_at_s, time.monotonic() + left_s)
+        if time.monotonic() > deadline_s:
             self._give_up(_out_of_time(limit_s, self._how_far()))
 
     def _check_restarts(self) -> None:

@@ -25,7 +25,7 @@ from components.step_tracking import reported
 from components.train.stage import TrainConfig
 from pipelines import pods
 from pipelines.cluster import ClusterConfig
-from pipelines.kube import PODS, TOKEN, Json, Namespace, Say, connect, say_on_stderr
+from pipelines.kube import PODS, TOKEN, Json, Namespace, Say, connect, own_namespace, say_on_stderr
 from pipelines.launch import Launch, owner_reference
 from pipelines.training_job import Operator, Training
 
@@ -75,25 +75,55 @@ def main(operator: Operator, arguments: Sequence[str]) -> None:
     """
     with explained(debug="--debug" in arguments):
         stop_on_sigterm()
-        cluster, run, step, rest = _own_arguments(arguments)
-        command = parse(rest, is_launcher=True)
-        if command.stage != "train":
-            raise UsageError(f"{command.stage} cannot be launched", why="the stage with workers is train")
-        training = training_of(command.job, cluster, run, step)
+        with container.refusals_told(arguments, reported(os.environ)):
+            cluster, run, step, rest = _own_arguments(arguments)
+            command = parse(rest)
+            if command.stage != "train":
+                raise UsageError(f"{command.stage} cannot be launched", why="the stage with workers is train")
         with container.reporting(command.job, reported(os.environ)) as job:
             events = container.events_of(job)
             with explained(debug="--debug" in arguments, record=events.write):
                 say = in_log_and_events(events)
-                kube = connect(cluster.namespace, say=say)
                 pod = pod_of_launcher(os.environ)
+                cluster = where_it_runs(cluster, pod, say)
+                handover = f"{cluster.store}/handover/{run}/{step}" if command.kubeflow else ""
+                job = handed_over(job, handover) if handover else job
+                training = training_of(job, cluster, run, step)
+                kube = connect(cluster.namespace, say=say)
                 owner = owner_of_launcher(kube, pod, say)
                 Launch(operator, training, kube, events, owner, pod, say).run()
                 manifest = manifest_at(job.out)
                 if command.kubeflow:
                     storage.fetch(job.out, Path(command.kubeflow.out()))
                     command.kubeflow.deliver(command.stage, manifest)
+                    storage.delete(handover)
                 events.write("finished", digest=manifest.digest, metrics=manifest.metrics)
                 tell(manifest)
+
+
+def where_it_runs(cluster: ClusterConfig, pod: str, say: Say) -> ClusterConfig:
+    """`cluster` as it is for a launcher whose pod is in another namespace, such as a step of Kubeflow.
+
+    Its workers are made there, as the pod's own account, whose token they do not get: the account of the
+    stages is elsewhere, and so is what could own them.
+    """
+    own = own_namespace()
+    if own in ("", cluster.namespace):
+        return cluster
+    found = connect(own, say=say).get(PODS, pod) if pod else None
+    account = found["spec"].get("serviceAccountName", "default") if found else "default"
+    say(f"the workers are made in the namespace {own}, as {account}, where this pod is")
+    return cluster.model_copy(update={"namespace": own, "stage_account": account})
+
+
+def handed_over(job: Job, place: str) -> Job:
+    """`job` by URIs below `place`, where its inputs, which only this machine has, are put for other pods."""
+    inputs: dict[str, str | Mapping[str, str]] = {}
+    for name, given in job.inputs.items():
+        assert isinstance(given, str), "what is launched reads single artifacts"
+        storage.upload(Path(given), f"{place}/{name}")
+        inputs[name] = f"{place}/{name}"
+    return replace(job, inputs=inputs, out=f"{place}/out")
 
 
 def _own_arguments(arguments: Sequence[str]) -> tuple[ClusterConfig, str, str, list[str]]:

@@ -8,9 +8,9 @@ import signal
 from pathlib import Path
 from typing import Any
 
-from components import hardware
-from components.errors import ConfigInvalid
-from pipelines import forkserver, provenance
+from components import cgroup, hardware
+from components.errors import StageFailed, disk_full
+from pipelines import forkserver, preflight, provenance
 from pipelines.forkserver import ForkServer
 from pipelines.place import Ended
 from pipelines.plan import Node, Plan
@@ -28,24 +28,22 @@ class Processes:
         self.store = Store(home)
         self.cpus = hardware.usable_cpus()
         self._registry_uri = registry_uri
+        self._surroundings = provenance.here()
         self._server: ForkServer | None = None
         self._preloaded: set[str] = set()
         self._oom_kills_before: dict[int, int] = {}
 
     def surroundings(self, stage: str) -> Surroundings:
-        """Those of this process."""
-        return provenance.here()
+        """Those of this process, as they were when the run began."""
+        return self._surroundings
 
     def threads(self, stage: str) -> int:
         """As `pipelines/resources.py` says, and no more than there are CPUs."""
         return min(resources_of(stage).cpus or self.cpus, self.cpus)
 
     def check(self, plan: Plan) -> None:
-        """Ask every step whether this machine can run it. Raises ConfigInvalid with the first reason."""
-        for node in plan.nodes.values():
-            reason = node.config.unmet()
-            if reason:
-                raise ConfigInvalid(f"step {node.name} cannot run on this machine", why=reason)
+        """Ask every step whether this machine can run it. Raises ConfigInvalid with all reasons."""
+        preflight.refuse(preflight.unmet(plan))
 
     def prepare(self, waiting: tuple[Node, ...]) -> None:
         """Have the server import what the steps that are still to come will need."""
@@ -87,7 +85,8 @@ class Processes:
             return Ended(end.job, 128 + number, end.peak_rss_bytes, cause)
         status = os.waitstatus_to_exitcode(end.status)
         cause = f"its process ended with status {status} without saying why" if status else ""
-        return Ended(end.job, status, end.peak_rss_bytes, cause)
+        full = disk_full(StageFailed(cause), self.store.root)  # then it had no room to say so
+        return Ended(end.job, status, end.peak_rss_bytes, str(full) if full else cause)
 
     def close(self, status: str) -> None:
         """End whatever still runs."""
@@ -96,11 +95,13 @@ class Processes:
 
 
 def _oom_kills() -> int:
-    """How many processes the kernel has killed for lack of memory, on this machine or in this container."""
-    for file in ("/sys/fs/cgroup/memory.events", "/proc/vmstat"):
-        with contextlib.suppress(OSError):
-            for line in Path(file).read_text().splitlines():
-                key, _, value = line.partition(" ")
-                if key == "oom_kill":
-                    return int(value)
+    """How many processes the kernel has killed for lack of memory, in our group or on this machine."""
+    in_group = cgroup.oom_kills()
+    if in_group is not None:
+        return in_group
+    with contextlib.suppress(OSError):
+        for line in Path("/proc/vmstat").read_text().splitlines():
+            key, _, value = line.partition(" ")
+            if key == "oom_kill":
+                return int(value)
     return 0

@@ -8,6 +8,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from pydantic import JsonValue
+
+from components import regular_files, strict_yaml
 from components.artifacts import MANIFEST, Artifact, EngineSpec, open_artifact, read_manifest
 from components.benchmark.subjects import (
     BundleSubject,
@@ -26,7 +29,10 @@ from components.benchmark.subjects.tensors import (
     known_of_engine,
     parse_input,
 )
-from components.errors import ConfigInvalid, StageFailed, UsageError
+from components.contract import validate
+from components.errors import ConfigInvalid, HpmlError, StageFailed, UsageError
+from components.models import import_path
+from components.prepare.sources import Source
 from pipelines import graph, plan, recipe, run_record
 from pipelines.cluster import ClusterConfig
 from pipelines.run_record import FINISHED, RunRecord, StepRecord
@@ -43,13 +49,15 @@ _KINDS = (
 class Hints:
     """What the command line says beside the engines.
 
-    sizes: of the dimensions that models leave open, beside the batch. inputs: of torch modules. model: of
-    servers given without one.
+    sizes: of the dimensions that models leave open, beside the batch. inputs, arguments: of torch modules.
+    model: of servers given without one. recipe: says the arguments of its network, and by its data the input.
     """
 
     home: Path
     sizes: Mapping[str, int] = field(default_factory=dict)
     inputs: tuple[Tensor, ...] = ()
+    arguments: Mapping[str, JsonValue] = field(default_factory=dict)
+    recipe: Path | None = None
     model: str = ""
     device: Literal["cpu", "cuda"] = "cpu"
 
@@ -90,18 +98,71 @@ def measurable(argument: str, hints: Hints) -> Measurable:
     if path.is_file():
         if path.suffix == ".onnx":
             return _from_outside(OnnxSubject(file=path.resolve(), device=hints.device), hints)
-        raise UsageError(f"{argument} cannot be measured", why="it is no .onnx file", fix=f"give {_KINDS}")
+        raise UsageError(
+            f"{argument} cannot be measured", why="it is not an .onnx file", fix=f"give {_KINDS}"
+        )
     if path.is_dir():
         return _folder(path, hints)
     head, colon, tail = argument.partition(":")
     if colon and (head == "latest" or (hints.home / head / "run.json").is_file()):
         return _engine_of_run(hints.home, head, tail)
     if _IMPORT_PATH.fullmatch(argument):
-        here = (Path.cwd(),)
-        subject = TorchSubject(path=argument, import_paths=here, device=hints.device, inputs=hints.inputs)
-        return _from_outside(subject, hints)
-    why = f"there is no run {head!r} in {hints.home}" if colon else "there is no such file or folder"
+        return _from_outside(_torch_module(argument, hints), hints)
+    why = f"it {regular_files.problem(path)}" if path.exists() else "there is no such file or folder"
+    if colon:
+        why = f"there is no run {head!r} in {hints.home}"
     raise UsageError(f"{argument!r} cannot be measured", why=why, fix=f"give {_KINDS}")
+
+
+def _torch_module(path: str, hints: Hints) -> TorchSubject:
+    """The module at an import path, built with the recipe's arguments and those of the command line.
+
+    With a recipe, its data says what the command line does not. Raises UsageError if it is not the recipe's
+    network, and ConfigInvalid if the data does not say what that takes.
+    """
+    arguments: dict[str, JsonValue] = {}
+    inputs = hints.inputs
+    folders = [Path.cwd()]
+    if hints.recipe:
+        loaded = recipe.load(hints.recipe)
+        network = loaded.recipe.train.model
+        if path != import_path(network.architecture):
+            why = f"its network is {import_path(network.architecture)}"
+            raise UsageError(f"{path} is not the network of {hints.recipe}", why=why)
+        if not inputs or "num_classes" not in hints.arguments:
+            inputs, arguments = _told_by_data(loaded.recipe.data, hints, hints.recipe)
+        # Training adds two to a recipe's arguments: the channels, and the classes.
+        arguments = {**arguments, "in_channels": inputs[0].shape[0], **network.arguments}
+        folders += map(Path, loaded.import_paths)
+    return TorchSubject(
+        path=path,
+        arguments={**arguments, **hints.arguments},
+        import_paths=tuple(folders),
+        device=hints.device,
+        inputs=inputs,
+    )
+
+
+def _told_by_data(data: Source, hints: Hints, file: Path) -> tuple[tuple[Tensor, ...], dict[str, JsonValue]]:
+    """The inputs, and num_classes if it is known: what the headers of a recipe's images say.
+
+    Raises ConfigInvalid if neither the command line nor the data says the shape of the images.
+    """
+    preview, why = None, data.unmet() or "its images are not known before prepare has read them"
+    try:
+        preview = data.preview()
+    except HpmlError as error:
+        why = str(error)
+    shape_chw = preview.shape_chw(data.image_size) if preview else None
+    if not hints.inputs and not shape_chw:
+        classes = "" if preview or "num_classes" in hints.arguments else " --arg num_classes=10"
+        raise ConfigInvalid(
+            f"the data of {file} does not say what the network takes",
+            why="its images are of different sizes, and data.image_size is not set" if preview else why,
+            fix=f"give the shape of an image: --input 3x32x32{classes}",
+        )
+    known: dict[str, JsonValue] = {"num_classes": preview.class_count} if preview else {}
+    return hints.inputs or parse_inputs(["x".join(map(str, shape_chw or ()))]), known
 
 
 def _folder(path: Path, hints: Hints) -> Measurable:
@@ -193,6 +254,24 @@ def parse_sizes(given: Sequence[str]) -> dict[str, int]:
             raise UsageError(f"--dim {text} is not valid", fix="give a name and a size: --dim seq=128")
         sizes[name] = int(size)
     return sizes
+
+
+def parse_arguments(given: Sequence[str]) -> dict[str, JsonValue]:
+    """{"width": 32} of ("width=32",); values are YAML, as those of --set.
+
+    Raises UsageError for what is no name and value.
+    """
+    arguments: dict[str, JsonValue] = {}
+    for text in given:
+        name, separator, value = text.partition("=")
+        if not separator or not name.isidentifier():
+            raise UsageError(f"--arg {text} is not valid", fix="give a name and a value: --arg width=32")
+        try:
+            parsed = strict_yaml.parse(value, where="it")
+            arguments[name] = validate(JsonValue, parsed, where="it")
+        except ConfigInvalid as error:
+            raise UsageError(f"the value of --arg {name} is not valid", why=error.why) from None
+    return arguments
 
 
 def parse_inputs(given: Sequence[str]) -> tuple[Tensor, ...]:

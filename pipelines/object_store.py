@@ -1,20 +1,27 @@
 """The store of runs whose steps are in a cluster: artifacts by content in S3, beside a workspace on disk.
 
     <uri>/artifacts/<step>-<hex>/   artifacts, as the steps delivered them
-    <uri>/keys/<key>.json           {"digest", "uri", "material"}
+    <uri>/keys/<key>.json           {"digest", "uri", "material"}, written anew whenever a run uses it
     <uri>/newest/<step>             the key of the newest result of a step of that name
     <uri>/scratch/<key>/            checkpoints of unfinished steps
+    <uri>/handover/<run>/<step>/    what a launcher in Kubeflow hands to its workers; left there if it fails
 
 S3 has no rename: an artifact's manifest is written last, so that what has one is whole. It has no locks
 either, and none are needed: two runs that compute the same key deliver to places of their own, and whichever
 remembers its result last is the one that is found. The work was done twice, and nothing is wrong; not with
 their checkpoints either, which have names by their content.
+
+gc has no lock to wait for either, and runs of other workspaces are not known to it. So it leaves all that was
+written or used within a time of grace, which is to be longer than a run. A run that comes to use a result in
+the very second in which gc removes it, after that time, finds nothing at its place: its step fails, and the
+next run makes it again.
 """
 
 from __future__ import annotations
 
 import json
 import shutil
+from collections import defaultdict
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -27,6 +34,7 @@ from components import storage
 from components.artifacts import MANIFEST, Artifact, Manifest, open_artifact, parse_manifest
 from components.contract import Config
 from components.errors import HpmlError, StageFailed
+from pipelines.garbage import Needed, Removed
 from pipelines.provenance import Material
 from pipelines.store import Store
 
@@ -54,7 +62,7 @@ class ObjectStore:
         self._uris: dict[str, str] = {}
 
     def in_use(self) -> AbstractContextManager[None]:
-        """Keep what is in the workspace's store. Nothing of ours removes anything from S3."""
+        """Keep what is in the workspace's store. In S3 what was used lately is kept; see `collect`."""
         return self._local.in_use()
 
     # -------------------------------------------------------------------------------------- keys and objects
@@ -64,14 +72,15 @@ class ObjectStore:
         record = self._record(key)
         if record is None:
             return None
+        storage.write_text(self._key_file(key), record.model_dump_json())  # so gc sees that it is used
         try:
             manifest = self._read_manifest(record.uri)
-            if set(manifest.files) - set(storage.list_names(record.uri)):
+            if manifest.digest != record.digest or set(manifest.files) - set(storage.list_names(record.uri)):
                 return None
             self._remember(manifest, record.uri)
         except StageFailed:  # it is gone or damaged
             return None
-        return manifest.digest if manifest.digest == record.digest else None
+        return manifest.digest
 
     def _record(self, key: str) -> _Record | None:
         uri = self._key_file(key)
@@ -172,6 +181,77 @@ class ObjectStore:
     def try_machine(self, *, alone: bool) -> _Granted:
         """Always granted: the machines are Kubernetes' to share out."""
         return _Granted()
+
+    # ---------------------------------------------------------------------------------------------------- gc
+
+    def collect(self, needed: Needed, *, grace_s: float, dry_run: bool = False) -> list[Removed]:
+        """Remove results, deliveries, handovers and checkpoints, if nobody needs them, older than `grace_s`.
+
+        A result is as old as its last use by any run. Raises Unavailable.
+        """
+        ages = _Ages(self._uri)
+        records = {name: self._record(name.removesuffix(".json")) for name in ages.folders("keys")}
+        uris = {record.digest: record.uri for record in records.values() if record}
+
+        def manifest_of(digest: str) -> Manifest:
+            if digest not in uris:
+                raise StageFailed(f"there is no artifact {digest[:12]} in {self._uri}")
+            return self._read_manifest(uris[digest])
+
+        keep = needed.artifacts(manifest_of)
+        ages = _Ages(self._uri)  # anew: a run may have used something while the records were read
+        stale = {
+            name
+            for name, record in records.items()
+            if ages.youngest_s("keys", name) > grace_s
+            and name.removesuffix(".json") not in needed.keys
+            and (record is None or record.digest not in keep)
+        }
+        used = {record.uri for name, record in records.items() if record and name not in stale}
+        doomed = [
+            ("artifacts", name)
+            for name in ages.folders("artifacts")
+            if f"{self._uri}/artifacts/{name}" not in used and ages.youngest_s("artifacts", name) > grace_s
+        ]
+        doomed += [
+            ("scratch", name)
+            for name in ages.folders("scratch")
+            if name not in needed.keys and ages.youngest_s("scratch", name) > grace_s
+        ]
+        doomed += [
+            ("handover", run)
+            for run in ages.folders("handover")
+            if ages.youngest_s("handover", run) > grace_s
+        ]
+        if not dry_run:
+            for name in stale:  # first, so that no run finds what is about to go
+                storage.delete(f"{self._uri}/keys/{name}")
+            for kind, name in doomed:
+                storage.delete(f"{self._uri}/{kind}/{name}/{MANIFEST}")  # without one it is no artifact
+                storage.delete(f"{self._uri}/{kind}/{name}")
+        return [Removed(f"{kind}/{name}", ages.size_bytes(kind, name)) for kind, name in doomed]
+
+
+class _Ages:
+    """How old and how large what is below the folders of a store is, at the moment of its making."""
+
+    def __init__(self, uri: str) -> None:
+        self._found: dict[tuple[str, str], list[storage.Stored]] = defaultdict(list)
+        for kind in ("artifacts", "keys", "scratch", "handover"):
+            for path, found in storage.stored(f"{uri}/{kind}").items():
+                self._found[kind, path.partition("/")[0]].append(found)
+
+    def folders(self, kind: str) -> list[str]:
+        """The names in the folder `kind`."""
+        return [name for folder, name in self._found if folder == kind]
+
+    def youngest_s(self, kind: str, name: str) -> float:
+        """The age of the youngest object in it; of one that is gone, none."""
+        return min((found.age_s for found in self._found.get((kind, name), ())), default=0.0)
+
+    def size_bytes(self, kind: str, name: str) -> int:
+        """Of all objects in it."""
+        return sum(found.size_bytes for found in self._found[kind, name])
 
 
 class _Granted:

@@ -11,9 +11,7 @@ from pipelines.recipe import LoadedRecipe
 
 def _process(loaded: LoadedRecipe, settings: Settings, run: str, watcher: Watcher) -> Place:
     from pipelines.local import Processes
-    from pipelines.recipe import check_targets
 
-    check_targets(loaded.recipe)
     return Processes(settings.home, registry_uri=settings.registry_uri)
 
 

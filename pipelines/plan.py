@@ -8,12 +8,18 @@ from typing import Any, Protocol, TypeVar
 
 from components.contract import Config, Result, canonical_json, signature, stage_name
 from components.errors import UsageError
+from pipelines.resources import resources_of
 
 Handle = TypeVar("Handle")
 
 
 class Step(Protocol[Handle]):
-    """What a pipeline is written in: call it with a stage's `run`, its config, and the steps it reads."""
+    """What a pipeline is written in: call it with a stage's `run`, its config, and the steps it reads.
+
+    A step runs although one that it reads failed, without what that should have made, if the stage can do
+    without (`Artifact[...] | None`), or if it is one of many and not the first: what the others are held
+    against, such as the reference engine.
+    """
 
     def __call__(
         self, run: Callable[..., Result[Any]], config: Config, /, **inputs: Handle | dict[str, Handle]
@@ -42,10 +48,38 @@ class Node:
 
     def parents(self) -> list[str]:
         """The names of the steps this one reads from, each once, in order."""
-        names: dict[str, None] = {}
-        for source in self.inputs.values():
-            names.update(dict.fromkeys([source] if isinstance(source, str) else source.values()))
-        return list(names)
+        return list(dict.fromkeys(self.sources().values()))
+
+    def required(self) -> set[str]:
+        """Those of the parents without which this step cannot run."""
+        optional = signature(self.run).optional
+        names = set()
+        for name, source in self.inputs.items():
+            if isinstance(source, str):
+                names |= set() if name in optional else {source}
+            else:
+                names |= set(list(source.values())[:1])
+        return names
+
+    def sources(self) -> dict[str, str]:
+        """The step that each input comes from, by the input's name or name/key."""
+        steps: dict[str, str] = {}
+        for name, source in self.inputs.items():
+            if isinstance(source, str):
+                steps[name] = source
+            else:
+                steps |= {f"{name}/{key}": step for key, step in source.items()}
+        return steps
+
+    def present(self, made: Mapping[str, str]) -> dict[str, str | dict[str, str]]:
+        """`inputs` with what is made of each step in place of its name, without those of which nothing is."""
+        found: dict[str, str | dict[str, str]] = {}
+        for name, source in self.inputs.items():
+            if not isinstance(source, str):
+                found[name] = {key: made[step] for key, step in source.items() if step in made}
+            elif source in made:
+                found[name] = made[source]
+        return found
 
 
 @dataclass
@@ -53,6 +87,12 @@ class Plan:
     """The steps of a pipeline in an order in which they could run."""
 
     nodes: dict[str, Node] = field(default_factory=dict)
+
+    def only_shows(self) -> set[str]:
+        """The steps whose failure is not the run's: they only show, and the run is for more than that."""
+        read = {parent for node in self.nodes.values() for parent in node.parents()}
+        showing = {name for name, node in self.nodes.items() if resources_of(node.stage).only_shows}
+        return showing if set(self.nodes) - read - showing else set()
 
     def needed_for(self, target: str) -> Plan:
         """The part of the plan that ends in step `target`.

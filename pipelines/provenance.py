@@ -1,7 +1,8 @@
 """What a step's result depends on, and the cache key made of it.
 
-The code of a stage is every module it can reach by imports, found in the source without running it: ours by
-content, other people's by version. An import path in a string, such as a row of ARCHITECTURES, is an import.
+The code of a stage is every module it can reach by imports, absolute or relative, found in the source
+without running it: ours and the user's by content, other people's by version. An import path in a string,
+such as a row of ARCHITECTURES, is an import.
 """
 
 from __future__ import annotations
@@ -9,10 +10,11 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.metadata
+import os
 import re
 import sys
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -24,6 +26,8 @@ from pipelines.plan import Node
 from pipelines.resources import resources_of
 
 _ROOT = Path(__file__).resolve().parent.parent
+_OURS = ("components", "pipelines")  # below _ROOT, which has all other libraries too where we are installed
+_NETWORKS = "components.models"  # what builds a network; a stage that reaches it runs the user's own code
 _IMPORT_PATH = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_]\w*")
 
 # Distributions whose import name is not their own; every other is looked up by the import's name.
@@ -39,6 +43,19 @@ _INSTEAD = {"onnxruntime": "onnxruntime-gpu"}
 
 # Libraries that describe and check but do not shape what a stage writes.
 _WITHOUT_EFFECT = {"pydantic", "typer", "rich"}
+
+# By these the user makes the libraries choose other kernels than the CPU or the GPU calls for.
+_KERNEL_VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "NVIDIA_TF32_OVERRIDE",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE",
+)
 
 
 @dataclass(frozen=True)
@@ -77,11 +94,12 @@ def code_of(module: str, import_paths: tuple[str, ...] = ()) -> Code:
         if file is None:
             _note_library(name.partition(".")[0], libraries)
             continue
-        digest, imports = _read(file)
-        modules[name] = digest
+        source = _read(file, name)
+        modules[name] = source.digest
         pending.extend(_with_parents(name))
-        for imported in imports:
+        for imported in source.imports:
             pending.extend(_resolve(imported, roots))
+        pending.extend(path for path in source.mentions if _source_file(path, roots))
     return Code(dict(sorted(modules.items())), dict(sorted(libraries.items())))
 
 
@@ -89,6 +107,8 @@ def code_of(module: str, import_paths: tuple[str, ...] = ()) -> Code:
 def _source_file(module: str, roots: tuple[str, ...]) -> Path | None:
     relative = Path(*module.split("."))
     for root in roots:
+        if root == str(_ROOT) and relative.parts[0] not in _OURS:
+            continue
         for candidate in (Path(root, relative, "__init__.py"), Path(root, relative).with_suffix(".py")):
             if candidate.is_file():
                 return candidate
@@ -110,25 +130,63 @@ def _resolve(imported: str, roots: tuple[str, ...]) -> list[str]:
     return [imported.partition(".")[0]]
 
 
+@dataclass(frozen=True)
+class _Source:
+    """A source file: its digest, the modules (or names in them) it imports, import paths in its strings."""
+
+    digest: str
+    imports: tuple[str, ...] = ()
+    mentions: tuple[str, ...] = ()
+
+
 @cache
-def _read(file: Path) -> tuple[str, tuple[str, ...]]:
-    """The digest of a source file, and everything it imports, at any depth of its functions."""
+def _read(file: Path, module: str) -> _Source:
+    """What is in the source of `module`, at any depth of its functions."""
     source = file.read_bytes()
-    imports: set[str] = set()
+    digest = hashlib.sha256(source).hexdigest()
     try:
         tree = ast.parse(source)
-    except SyntaxError:
-        return hashlib.sha256(source).hexdigest(), ()
+    except (SyntaxError, ValueError):
+        return _Source(digest)  # what imports it will say so
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    imports: set[str] = set()
+    mentions: set[str] = set()
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
             imports.update(alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module and not node.level:
-            imports.update(f"{node.module}.{alias.name}" for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            origin = _absolute(node.module or "", node.level, package)
+            imports.update(f"{origin}.{alias.name}" for alias in node.names if origin)
+        elif isinstance(node, ast.Call):
+            imports.update(_imported_by_call(node, package))
         elif isinstance(node, ast.Constant) and isinstance(node.value, str):
             match = _IMPORT_PATH.fullmatch(node.value)
-            if match and match[1].startswith("components."):
-                imports.add(match[1])
-    return hashlib.sha256(source).hexdigest(), tuple(sorted(imports))
+            if match:
+                mentions.add(match[1])
+    return _Source(digest, tuple(sorted(imports)), tuple(sorted(mentions)))
+
+
+def _absolute(name: str, level: int, package: str) -> str:
+    """The absolute name of what is imported as `level` dots and `name` in `package`; "" if it leads out."""
+    if not level:
+        return name
+    parts = package.split(".") if package else []
+    if level > len(parts):
+        return ""
+    return ".".join([*parts[: len(parts) - level + 1], *([name] if name else [])])
+
+
+def _imported_by_call(call: ast.Call, package: str) -> Iterator[str]:
+    """The module of `import_module("...")`, if the name is written out."""
+    function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if function not in ("import_module", "__import__") or not call.args:
+        return
+    given = call.args[0]
+    if isinstance(given, ast.Constant) and isinstance(given.value, str):
+        name = given.value.lstrip(".")
+        absolute = _absolute(name, len(given.value) - len(name), package)
+        if absolute:
+            yield absolute
 
 
 def _note_library(name: str, libraries: dict[str, str]) -> None:
@@ -149,13 +207,15 @@ class Surroundings:
     """What a step finds where it runs.
 
     python: its minor version. hardware: see hardware.identity. version: of an installed distribution, "" if
-    it is absent. image: the digest of the container image; empty where there is none.
+    it is absent. image: the digest of the container image; empty where there is none. kernels: environment
+    variables that make libraries choose other kernels than the hardware calls for.
     """
 
     python: str
     hardware: Mapping[str, str]
     version: Callable[[str], str]
     image: str = ""
+    kernels: Mapping[str, str] = field(default_factory=dict)
 
     def versions(self, code: Code) -> dict[str, str]:
         """The versions of the libraries that `code` imports, of those that are installed."""
@@ -166,10 +226,10 @@ class Surroundings:
         return {name: version for name, version in found.items() if version}
 
 
-@cache
 def here() -> Surroundings:
     """The surroundings of a process of this machine."""
-    return Surroundings(_minor(sys.version_info), hardware.identity(), _version_here)
+    kernels = {name: os.environ[name] for name in _KERNEL_VARIABLES if name in os.environ}
+    return Surroundings(_minor(sys.version_info), hardware.identity(), _version_here, kernels=kernels)
 
 
 def of_image(name: str, about: Mapping[str, Any], digest: str) -> Surroundings:
@@ -213,23 +273,29 @@ def material_of(
     node: Node,
     input_digests: Mapping[str, Any],
     *,
+    ancestors: Iterable[Node],
     import_paths: tuple[str, ...],
     registry: str,
     surroundings: Surroundings,
+    threads: int,
 ) -> Material:
     """What the result of `node` depends on.
 
-    input_digests: content digests of its inputs, shaped like `node.inputs`. registry: the identity of the
-    model registry, for the steps that write to it. surroundings: of the place where it is to run.
+    input_digests: content digests of its inputs, shaped like `node.inputs`. ancestors: the steps whose
+    results it reads, directly or not: what builds a network runs the user's code that one of them names.
+    registry: the identity of the model registry, for the steps that write to it. surroundings: of the place
+    where it is to run, with `threads`.
     """
     needs = resources_of(node.stage)
     code = code_of(node.run.__module__, import_paths)
+    namers = [node, *ancestors] if _NETWORKS in code.modules else [node]
+    users = _users_code([each.config.model_dump(mode="json") for each in namers], import_paths)
     fields: dict[str, Any] = {
         "stage": node.run_path,
         "config": node.config.model_dump(mode="json"),
         "inputs": dict(input_digests),
         "code": dict(code.modules),
-        "libraries": surroundings.versions(code),
+        "libraries": surroundings.versions(Code({}, {**users.libraries, **code.libraries})),
         "python": surroundings.python,
     }
     if surroundings.image:
@@ -237,20 +303,23 @@ def material_of(
     outside = node.config.fingerprint()
     if outside:
         fields["files outside"] = outside
-    users = _user_code(fields["config"], import_paths)
-    if users:
-        fields["your code"] = users
+    if users.modules:
+        fields["your code"] = dict(users.modules)
     if needs.hardware_bound:
-        fields["hardware"] = dict(surroundings.hardware)
+        fields["hardware"] = {**surroundings.hardware, **surroundings.kernels}
+    if needs.rounds_by_threads:
+        kernels = {name: surroundings.hardware.get(name, "") for name in ("cpu_flags", "gpus")}
+        fields["arithmetic"] = {"threads": threads, **kernels, **surroundings.kernels}
     if needs.registry:
         fields["registry"] = registry
     return Material(fields)
 
 
-def _user_code(config: Any, import_paths: tuple[str, ...]) -> dict[str, str]:
-    """Digests of the user's modules that a config names by import path."""
-    found: dict[str, str] = {}
-    pending = [config]
+def _users_code(configs: list[Any], import_paths: tuple[str, ...]) -> Code:
+    """The user's modules that `configs` name by import path, and what these import."""
+    modules: dict[str, str] = {}
+    libraries: dict[str, str] = {}
+    pending = list(configs)
     while pending:
         value = pending.pop()
         if isinstance(value, dict):
@@ -259,9 +328,11 @@ def _user_code(config: Any, import_paths: tuple[str, ...]) -> dict[str, str]:
             pending.extend(value)
         elif isinstance(value, str):
             match = _IMPORT_PATH.fullmatch(value)
-            if match:
-                found.update(code_of(match[1], import_paths).modules)
-    return found
+            code = code_of(match[1], import_paths) if match else Code({}, {})
+            if code.modules:
+                modules.update(code.modules)
+                libraries.update(code.libraries)
+    return Code(modules, libraries)
 
 
 def explain(new: Material, old: Material | None) -> list[str]:
@@ -273,8 +344,8 @@ def explain(new: Material, old: Material | None) -> list[str]:
         before, after = old.fields.get(name), new.fields.get(name)
         if before == after:
             continue
-        if isinstance(before, dict) and isinstance(after, dict):
-            reasons.extend(_differences(name, before, after))
+        if isinstance(before or {}, dict) and isinstance(after or {}, dict):
+            reasons.extend(_differences(name, before or {}, after or {}))
         else:
             reasons.append(f"{name} changed: {_short(before)} -> {_short(after)}")
     return reasons

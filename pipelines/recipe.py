@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-import yaml
 from pydantic import BaseModel, Field, StringConstraints
 
+from components import regular_files, strict_yaml
 from components.benchmark.stage import BenchmarkConfig
 from components.ceilings.stage import CeilingsConfig
 from components.compress import AnyMethod
@@ -70,14 +70,7 @@ def load(file: Path, overrides: tuple[str, ...] = ()) -> LoadedRecipe:
 
     Relative paths in a recipe are relative to its file. Raises ConfigInvalid that names the key.
     """
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise ConfigInvalid(
-            f"cannot read the recipe {file}", why=reason, fix="hpml init writes a new one"
-        ) from None
-    fields = _parse(text, file)
+    fields = _parse(_read(file), file)
     fields.setdefault("name", re.sub(r"[^A-Za-z0-9_-]+", "-", file.stem).strip("-")[:63] or "model")
     if overrides:
         fields = with_overrides(Recipe, fields, overrides, where=str(file))
@@ -105,31 +98,27 @@ def check_targets(recipe: Recipe) -> None:
 
 def to_yaml(recipe: Recipe) -> str:
     """The resolved recipe, every default spelled out."""
-    return yaml.safe_dump(recipe.model_dump(mode="json"), sort_keys=False)
+    return strict_yaml.dump(recipe.model_dump(mode="json"))
 
 
-class _UniqueKeyLoader(yaml.SafeLoader):
-    """YAML lets a later key silently replace an earlier one; a recipe does not."""
-
-    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
-        seen: set[Any] = set()
-        for key_node, _ in node.value:
-            key = self.construct_object(key_node, deep=True)
-            if key in seen:
-                raise yaml.constructor.ConstructorError(
-                    None, None, f"the key {key!r} stands twice", key_node.start_mark
-                )
-            seen.add(key)
-        return super().construct_mapping(node, deep=deep)
+def _read(file: Path) -> str:
+    """The text of a recipe. Raises ConfigInvalid."""
+    why, fix = regular_files.problem(file), "hpml init writes a new one"
+    if not why:
+        try:
+            with file.open("rb") as opened:
+                content = opened.read(strict_yaml.MOST_BYTES + 1)
+            return content.decode("utf-8-sig")
+        except UnicodeDecodeError as error:
+            why = f"is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}"
+            fix = "save it as UTF-8"
+        except OSError as error:
+            why = f"cannot be read: {error.strerror or error}"
+    raise ConfigInvalid(f"cannot read the recipe {file}", why=f"it {why}", fix=fix)
 
 
 def _parse(text: str, file: Path) -> dict[str, Any]:
-    try:
-        fields = yaml.load(text, Loader=_UniqueKeyLoader)  # noqa: S506 - it is a SafeLoader
-    except yaml.YAMLError as error:
-        raise ConfigInvalid(f"{file} is not YAML", why=" ".join(str(error).split())) from None
-    except RecursionError:
-        raise ConfigInvalid(f"{file} is nested too deep") from None
+    fields = strict_yaml.parse(text, where=str(file))
     if not isinstance(fields, dict):
         raise ConfigInvalid(f"{file} is not a recipe", why="it holds no keys", fix="it needs at least: data")
     return fields
@@ -138,7 +127,7 @@ def _parse(text: str, file: Path) -> dict[str, Any]:
 def _with_absolute_paths(value: Any, base: Path) -> Any:
     """`value` with every relative Path in it made absolute from `base`."""
     if isinstance(value, Path):
-        return base / value.expanduser()
+        return base / _expanded(value)
     if isinstance(value, BaseModel):
         changed = {
             name: _with_absolute_paths(getattr(value, name), base) for name in type(value).model_fields
@@ -149,3 +138,13 @@ def _with_absolute_paths(value: Any, base: Path) -> Any:
     if isinstance(value, dict):
         return {key: _with_absolute_paths(item, base) for key, item in value.items()}
     return value
+
+
+def _expanded(path: Path) -> Path:
+    """`path` with the home folder that a leading ~ stands for. Raises ConfigInvalid if nobody has it."""
+    try:
+        return path.expanduser()
+    except RuntimeError:
+        raise ConfigInvalid(
+            f"there is no home folder for {path.parts[0]}", fix="write the path out"
+        ) from None

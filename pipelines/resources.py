@@ -13,34 +13,54 @@ class Resources:
     """cpus: threads a step uses, None for all there are.
 
     exclusive: nothing else of ours may run meanwhile. preload: modules worth importing once, before forking.
-    hardware_bound: the result holds for this hardware only. registry: the result is a change in the model
-    registry, so it is void when the registry is another one. deliver: the folder of the run that gets a copy
-    of the result, for the user. family: which of the images in `docker/` it runs in. memory: of its
-    container. cluster_cpus: how many CPUs a pod gets of a step that takes all there are. checkpoints:
-    whether it keeps in its scratch what a next attempt goes on from.
+    hardware_bound: the result holds for this hardware only. rounds_by_threads: its last digits depend on how
+    many threads share its sums, and on the kernels that libraries choose. registry: the result is a change in
+    the model registry, so it is void when the registry is another one. deliver: the folder of the run that
+    gets a copy of the result, for the user. family: which of the images in `docker/` it runs in. memory: of
+    its container. cluster_cpus: how many CPUs a pod gets of a step that takes all there are. checkpoints:
+    whether it keeps in its scratch what a next attempt goes on from. only_shows: its result is for the eye,
+    so that a run in which it fails has still done what it was for.
     """
 
     cpus: int | None = 1
     exclusive: bool = False
     preload: tuple[str, ...] = ()
     hardware_bound: bool = False
+    rounds_by_threads: bool = False
     registry: bool = False
     deliver: str = ""
     family: Family = "cpu"
     memory: str = "1Gi"
     cluster_cpus: int = 2
     checkpoints: bool = False
+    only_shows: bool = False
 
 
 RESOURCES: dict[str, Resources] = {
     "prepare": Resources(),
-    "train": Resources(cpus=None, preload=("torch",), memory="2Gi", checkpoints=True),
-    "compress": Resources(cpus=None, preload=("torch",), memory="2Gi", checkpoints=True),
+    "train": Resources(cpus=None, preload=("torch",), rounds_by_threads=True, memory="2Gi", checkpoints=True),
+    "compress": Resources(
+        cpus=None, preload=("torch",), rounds_by_threads=True, memory="2Gi", checkpoints=True
+    ),
     "export": Resources(preload=("torch",), hardware_bound=True, memory="2Gi"),
-    "ceilings": Resources(cpus=None, exclusive=True, preload=("torch",), hardware_bound=True, memory="2Gi"),
+    "ceilings": Resources(
+        cpus=None,
+        exclusive=True,
+        preload=("torch",),
+        hardware_bound=True,
+        memory="2Gi",
+        only_shows=True,
+    ),
     "benchmark": Resources(cpus=None, exclusive=True, hardware_bound=True, memory="2Gi"),
-    "diagnose": Resources(cpus=None, exclusive=True, preload=("torch",), hardware_bound=True, memory="2Gi"),
-    "report": Resources(deliver="report"),
+    "diagnose": Resources(
+        cpus=None,
+        exclusive=True,
+        preload=("torch",),
+        hardware_bound=True,
+        memory="2Gi",
+        only_shows=True,
+    ),
+    "report": Resources(deliver="report", only_shows=True),
     "select": Resources(),
     "register": Resources(registry=True),
     "deploy": Resources(deliver="bundle"),

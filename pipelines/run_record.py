@@ -23,7 +23,8 @@ FINISHED: tuple[Status, ...] = ("done", "cached")
 class StepRecord(Config):
     """One step of a run. `key` and `digest` are empty until known; `exit_code` is that of a failed step.
 
-    reasons: why the step could not be taken from the store; empty for a cached one.
+    reasons: why the step could not be taken from the store; empty for a cached one. only_shows: the run does
+    not fail of it.
     """
 
     stage: str
@@ -36,6 +37,7 @@ class StepRecord(Config):
     error: str = ""
     exit_code: int = 0
     reasons: tuple[str, ...] = ()
+    only_shows: bool = False
 
 
 class RunRecord(Config):
@@ -63,7 +65,11 @@ def new_run_id(name: str) -> str:
 
 def start(home: Path, run: str, name: str, recipe_file: str, plan: Plan, *, store: str = "") -> RunRecord:
     """The record of the new run `run` of `plan`, every step waiting; makes its folder."""
-    steps = {node.name: StepRecord(stage=node.stage) for node in plan.nodes.values()}
+    showing = plan.only_shows()
+    steps = {
+        node.name: StepRecord(stage=node.stage, only_shows=node.name in showing)
+        for node in plan.nodes.values()
+    }
     record = RunRecord(
         id=run,
         recipe=name,
@@ -81,6 +87,13 @@ def start(home: Path, run: str, name: str, recipe_file: str, plan: Plan, *, stor
 def save(home: Path, record: RunRecord) -> None:
     """Write the record of a run, atomically."""
     write_text_atomic(home / record.id / "run.json", record.model_dump_json(indent=1))
+
+
+def point_latest(home: Path, run: str) -> None:
+    """Make `<home>/latest` a link to the newest run."""
+    part = home / f".latest.{run}"
+    part.symlink_to(run)
+    part.replace(home / "latest")
 
 
 def load(home: Path, run: str = "latest") -> RunRecord:

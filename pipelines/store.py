@@ -25,6 +25,7 @@ from typing import Any
 
 from components.artifacts import Artifact, Manifest, open_artifact, publish, read_manifest, write_text_atomic
 from components.errors import HpmlError, StageFailed, Unavailable
+from pipelines.garbage import Needed, Removed
 from pipelines.provenance import Material
 
 
@@ -50,8 +51,9 @@ class Store:
             return None
         digest = str(record["digest"])
         try:
-            manifest = read_manifest(self.object_path(digest))
-            open_artifact(self.object_path(digest), kind=manifest.kind, verify=False)
+            open_artifact(
+                self.object_path(digest), kind=self.manifest(digest).kind, digest=digest, verify=False
+            )
         except HpmlError:
             return None
         return digest
@@ -77,16 +79,16 @@ class Store:
     def manifest(self, digest: str) -> Manifest:
         """The manifest of the artifact with this content digest.
 
-        Raises StageFailed if it is absent or damaged.
+        Raises StageFailed if it is absent or damaged, or if another artifact was put in its place.
         """
-        return read_manifest(self.object_path(digest))
+        return read_manifest(self.object_path(digest), digest=digest)
 
     def open(self, digest: str) -> Artifact[Any]:
         """The artifact with this content digest, verified.
 
-        Raises StageFailed if it is absent or damaged.
+        Raises StageFailed if it is absent or damaged, or if another artifact was put in its place.
         """
-        return open_artifact(self.object_path(digest), kind=self.manifest(digest).kind)
+        return open_artifact(self.object_path(digest), kind=self.manifest(digest).kind, digest=digest)
 
     def incoming(self, step: str) -> str:
         """A fresh path for a step to deliver its artifact to."""
@@ -103,13 +105,13 @@ class Store:
     def add(self, delivered: Path) -> str:
         """Move an artifact to its place, and return its digest.
 
-        An artifact of the same content that is damaged is replaced.
+        What is damaged there, or another artifact, is replaced.
         """
         manifest = read_manifest(delivered)
         place = self.object_path(manifest.digest)
         if place.exists():
             try:
-                open_artifact(place, kind=manifest.kind)
+                self.open(manifest.digest)
             except HpmlError:
                 place.rename(self.root / "incoming" / f"damaged-{uuid.uuid4().hex[:12]}")
         publish(delivered, place)
@@ -144,9 +146,24 @@ class Store:
 
     @contextmanager
     def in_use(self) -> Iterator[None]:
-        """Hold off gc while a run is under way."""
-        with self._open_lock("store") as file:
+        """Hold off gc while a run is under way, or what is stored is read or measured."""
+        file = os.open(self.root / "locks" / "store.lock", os.O_RDONLY | os.O_CREAT, 0o666)
+        try:
             fcntl.flock(file, fcntl.LOCK_SH)
+            yield
+        finally:
+            os.close(file)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """Keep runs waiting while something is removed. Raises Unavailable while the store is in use."""
+        with self._open_lock("store") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                raise Unavailable(
+                    "a run or a benchmark is under way in this workspace", fix="try gc when it has ended"
+                ) from None
             yield
 
     def try_lock(self, key: str) -> Lock | None:
@@ -167,37 +184,45 @@ class Store:
         return Lock(file)
 
     def _open_lock(self, name: str) -> Any:
-        return (self.root / "locks" / f"{name}.lock").open("a")
+        return (self.root / "locks" / f"{name}.lock").open("a+")
 
     # ---------------------------------------------------------------------------------------------------- gc
 
-    def collect(self, keep: set[str], *, dry_run: bool = False) -> tuple[int, int]:
-        """Remove every artifact whose digest is not in `keep`, and what crashed runs left behind.
+    def collect(self, needed: Needed, *, dry_run: bool = False) -> list[Removed]:
+        """Remove every artifact that is not needed, and what crashed runs left behind. To be called `alone`.
 
-        Returns how many artifacts and how many bytes went (or would go). Raises Unavailable while a run is
-        under way.
+        The checkpoints of steps that a kept run did not finish stay.
         """
-        with self._open_lock("store") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise Unavailable(
-                    "a run is under way in this workspace", fix="try gc when it has ended"
-                ) from None
-            doomed = [path for path in (self.root / "objects").iterdir() if path.name not in keep]
-            leftovers = [*(self.root / "incoming").iterdir(), *(self.root / "scratch").iterdir()]
-            freed = sum(_disk_bytes(path) for path in [*doomed, *leftovers])
-            if not dry_run:
-                for path in [*doomed, *leftovers]:
-                    _remove_tree(path)
-                for key in (self.root / "keys").glob("*.json"):
-                    record = self._record(key.stem)
-                    if record is None or record["digest"] not in keep:
-                        key.unlink()
-                for lock in (self.root / "locks").glob("*.lock"):
-                    if lock.stem not in ("store", "machine"):
-                        lock.unlink()
-            return len(doomed), freed
+        keep = needed.artifacts(self.manifest)
+        doomed = {
+            path: f"{self._kind(path)} {path.name[:12]}"
+            for path in sorted((self.root / "objects").iterdir())
+            if path.name not in keep
+        }
+        doomed |= {path: f"undelivered {path.name}" for path in sorted((self.root / "incoming").iterdir())}
+        doomed |= {
+            path: f"checkpoints {path.name[:12]}"
+            for path in sorted((self.root / "scratch").iterdir())
+            if path.name not in needed.keys
+        }
+        removed = [Removed(name, _disk_bytes(path)) for path, name in doomed.items()]
+        if not dry_run:
+            for path in doomed:
+                _remove_tree(path)
+            for key in (self.root / "keys").glob("*.json"):
+                record = self._record(key.stem)
+                if record is None or record["digest"] not in keep:
+                    key.unlink()
+            for lock in (self.root / "locks").glob("*.lock"):
+                if lock.stem not in ("store", "machine"):
+                    lock.unlink()
+        return removed
+
+    def _kind(self, path: Path) -> str:
+        try:
+            return read_manifest(path).kind
+        except HpmlError:
+            return "damaged artifact"
 
 
 class Lock:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 import signal
+import subprocess
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -26,13 +28,27 @@ from components.artifacts import (
     seal_artifact,
 )
 from components.contract import Config, signature
+from pipelines.__main__ import main
+from tests.chain import Chain, run_chain
 
 # Where tests are started in the background (nohup, a shell's &), Ctrl-C is ignored by whatever they start.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+os.environ["COLUMNS"] = "80"  # whatever the terminal's width
 settings.register_profile("ours", deadline=None)  # no test of ours asserts an absolute time
 settings.load_profile("ours")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Files whose tests take longest come first: side by side, none of them is then begun last."""
+
+    def takes_long(item: pytest.Item) -> bool:
+        return "chain" in getattr(item, "fixturenames", ()) or bool(item.get_closest_marker("slow"))
+
+    long_files = {item.path for item in items if takes_long(item)}
+    items.sort(key=lambda item: item.path not in long_files)
+
 
 LINEAGE = Lineage(
     stage="fixture",
@@ -60,6 +76,39 @@ def s3_endpoint() -> Iterator[str]:
     host, port = server.get_host_and_port()
     yield f"http://{host}:{port}"
     server.stop()
+
+
+@pytest.fixture(scope="session")
+def chain(tmp_path_factory: pytest.TempPathFactory) -> Chain:
+    """The whole chain, run once."""
+    return run_chain(tmp_path_factory.mktemp("chain"))
+
+
+Hpml = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture
+def hpml(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Hpml:
+    """Run the command in `tmp_path`, in this process, which saves its start: hpml("run", "a.yaml", NAME="x").
+
+    The console keeps the width and the colours of the first command that this process ran.
+    """
+    monkeypatch.chdir(tmp_path)
+
+    def run(*arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+        status: Any = 0
+        capfd.readouterr()
+        with pytest.MonkeyPatch.context() as patch:
+            for name, value in env.items():
+                patch.setenv(name, value)
+            try:
+                main(list(arguments))
+            except SystemExit as end:
+                status = end.code
+        said = capfd.readouterr()
+        return subprocess.CompletedProcess(["hpml", *arguments], status, said.out, said.err)
+
+    return run
 
 
 RunStage = Callable[..., Artifact[Any]]

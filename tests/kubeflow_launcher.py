@@ -3,13 +3,19 @@
 The driver resolves a task's inputs and decides where its outputs are to be; the launcher, in the pod, puts
 input artifacts on the disk, replaces placeholders in the arguments, makes the folders above the outputs, and
 reads what the step handed over. Messages are of KFP's own types: what it would not read fails here, too.
+
+As with ML Metadata of KFP 2.17, an artifact has an id, which is its name wherever it is an input, and there
+is one INPUT event for an artifact and an execution: a task that reads one by two names ends in its driver.
+`defaultPipelineRoot` of the pipeline is not looked at, only what the run was given (`root`).
 """
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +27,17 @@ RUN_ID = "6f1d2c3b-0000-4000-8000-000000000042"
 _MOUNTS = {"minio://": "/minio/", "s3://": "/s3/"}
 
 
+class DriverFailed(Exception):
+    """A driver ended before its task had a pod."""
+
+
 @dataclass(frozen=True)
 class Task:
     """A task that is ready to run: its command line and environment as the container gets them.
 
     outputs: the path of each output artifact. output_file: where the step says what it hands over.
+    patch_bytes: how large that part of its pod's spec is which depends on the pipeline; the workflow has it
+    several times.
     """
 
     name: str
@@ -34,6 +46,7 @@ class Task:
     environment: dict[str, str]
     outputs: dict[str, str]
     output_file: str
+    patch_bytes: int
 
 
 class Kubeflow:
@@ -53,6 +66,7 @@ class Kubeflow:
             parameters or {}
         )
         self._artifacts: dict[str, dict[str, Any]] = {}
+        self._ids = count(1)
 
     def tasks(self) -> Iterator[Task]:
         """The tasks, each after those it depends on; the next one is asked for when one is done."""
@@ -98,6 +112,7 @@ class Kubeflow:
                 output: self.path(artifact["uri"]) for output, artifact in self._artifacts[name].items()
             },
             output_file=executor_input["outputs"]["outputFile"],
+            patch_bytes=sum(len(json.dumps(part)) for part in (executor_input, component, container)),
         )
 
     def _executor_input(
@@ -109,13 +124,16 @@ class Kubeflow:
             produced = source["taskOutputArtifact"]
             artifact = self._artifacts[produced["producerTask"]][produced["outputArtifactKey"]]
             inputs[key] = {"artifacts": [artifact]}
+        ids = [listed["artifacts"][0]["name"] for listed in inputs.values()]
+        if len(set(ids)) < len(ids):
+            raise DriverFailed(f"{name}: failed to lookup existing execution")
         parameters = {
             key: self._parameters[source["componentInputParameter"]]
             for key, source in given.get("parameters", {}).items()
         }
         self._artifacts[name] = {
             output: {
-                "name": output,
+                "name": str(next(self._ids)),
                 "uri": f"{self._root}/{RUN_ID}/{name}/0b5c8e1e/{output}",
                 "type": declared["artifactType"],
             }
@@ -126,7 +144,7 @@ class Kubeflow:
                 "inputs": {"artifacts": inputs, "parameterValues": parameters},
                 "outputs": {
                     "artifacts": {
-                        output: {"artifacts": [artifact]}
+                        output: {"artifacts": [{"uri": artifact["uri"], "type": artifact["type"]}]}
                         for output, artifact in self._artifacts[name].items()
                     },
                     "outputFile": f"{self._outputs}/{name}/output_metadata.json",

@@ -31,10 +31,19 @@ class Small(torch.nn.Module):
 def small():
     return Small()
 
+def wide(in_channels, num_classes, width=1):
+    assert width == 3, "the recipe says 3"
+    return torch.nn.Sequential(torch.nn.Flatten(), torch.nn.Linear(in_channels * 16, num_classes))
+
+def of_width(width):
+    return torch.nn.Linear(48, width)
+
+SEEN = []
+
 def two_inputs():
     class Two(torch.nn.Module):
         def forward(self, x, ids):
-            assert ids.dtype == torch.int64 and x.dtype == torch.float32
+            SEEN.append([(tuple(given.shape), str(given.dtype)) for given in (x, ids)])
             return x.sum() + ids.sum()
     return Two()
 
@@ -85,6 +94,47 @@ def write_text_model(file: Path, *, sequence: int | str | None = "seq") -> Path:
             numpy_helper.from_array(np.array([-1], np.int64), "last"),
             numpy_helper.from_array(np.array([1], np.int64), "middle"),
         ],
+    )
+    return _save(graph, file)
+
+
+def write_endless(file: Path) -> Path:
+    """A loop whose condition stays true: its first answer never comes."""
+    body = helper.make_graph(
+        [
+            helper.make_node("Identity", ["go_on"], ["again"]),
+            helper.make_node("Add", ["v", "v"], ["doubled"]),
+        ],
+        "body",
+        [
+            helper.make_tensor_value_info("turn", TensorProto.INT64, []),
+            helper.make_tensor_value_info("go_on", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("v", TensorProto.FLOAT, ["n", 4]),
+        ],
+        [
+            helper.make_tensor_value_info("again", TensorProto.BOOL, []),
+            helper.make_tensor_value_info("doubled", TensorProto.FLOAT, ["n", 4]),
+        ],
+    )
+    graph = helper.make_graph(
+        [helper.make_node("Loop", ["", "true", "x"], ["y"], body=body)],
+        "endless",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, ["n", 4])],
+        [numpy_helper.from_array(np.array(True), "true")],
+    )
+    return _save(graph, file)
+
+
+def write_glutton(file: Path, *, size_bytes: int) -> Path:
+    """A model that asks for `size_bytes` of memory when it answers."""
+    shape = np.array([size_bytes // 16, 1, 4], np.int64)
+    graph = helper.make_graph(
+        [helper.make_node("Expand", ["x", "shape"], ["all"]), helper.make_node("Neg", ["all"], ["y"])],
+        "glutton",
+        [helper.make_tensor_value_info("x", TensorProto.FLOAT, ["n", 4])],
+        [helper.make_tensor_value_info("y", TensorProto.FLOAT, [None, "n", 4])],
+        [numpy_helper.from_array(shape, "shape")],
     )
     return _save(graph, file)
 

@@ -6,7 +6,7 @@ import ast
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -19,59 +19,107 @@ HALLWAY = {
     "contract",
     "artifacts",
     "images",
+    "pictures",
     "models",
     "targets",
     "training",
     "goals",
+    "cgroup",
     "hardware",
+    "nvml",
     "process",
     "measurements",
     "page",
+    "regular_files",
+    "memory",
 }
-MODULES = sorted([*ROOT.glob("components/**/*.py"), *ROOT.glob("pipelines/**/*.py")])
 VENDOR = {"tensorrt", "openvino", "modelopt", "torch_pruning"}
 
 
-def imports(file: Path, *, top_level_only: bool = False) -> Iterator[str]:
-    tree = ast.parse(file.read_text())
-    nodes = tree.body if top_level_only else list(ast.walk(tree))
-    for node in nodes:
-        if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
-        elif isinstance(node, ast.ImportFrom) and node.module:
-            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+@dataclass(frozen=True)
+class Import:
+    """`import a.b` or `from a import b`, both as a.b."""
+
+    name: str
+    line: int
+    is_top_level: bool
+
+    @property
+    def package(self) -> str:
+        return self.name.split(".")[0]
 
 
-def room(file: Path) -> str:
-    """The folder below components/ that a module belongs to."""
-    return file.relative_to(ROOT / "components").parts[0]
+class Module:
+    """A file of the product, read and parsed once for all the rules."""
+
+    def __init__(self, file: Path) -> None:
+        self.file = file
+        self.name = file.relative_to(ROOT).as_posix()
+        self.source = file.read_text()
+        tree = ast.parse(self.source)
+        self.nodes = list(ast.walk(tree))
+        top_level = set(tree.body)
+        self.imports = [
+            Import(name, node.lineno, node in top_level)
+            for node in self.nodes
+            if isinstance(node, ast.Import | ast.ImportFrom)
+            for name in _imported(node)
+        ]
+
+    @property
+    def stage(self) -> str:
+        """The stage that it belongs to, or nothing."""
+        top, _, rest = self.name.partition("/")
+        folder = rest.split("/")[0]
+        return folder if top == "components" and folder in STAGES else ""
+
+    def at(self, line: int, what: str) -> str:
+        """What was found, as pytest's reader wants it: file:line."""
+        return f"{self.name}:{line}: {what}"
 
 
-def stage_modules() -> list[Path]:
-    return [file for file in MODULES if file.is_relative_to(ROOT / "components") and room(file) in STAGES]
+def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
+    if isinstance(node, ast.Import):
+        return [alias.name for alias in node.names]
+    return [f"{node.module}.{alias.name}" for alias in node.names] if node.module else []
 
 
-@pytest.mark.parametrize("file", stage_modules(), ids=lambda file: str(file.relative_to(ROOT)))
-def test_a_stage_imports_its_own_folder_and_the_hallway(file: Path) -> None:
-    for imported in imports(file):
-        top, _, rest = imported.partition(".")
-        assert top not in {"pipelines", "kfp", "argparse"}, imported
-        assert top != "kubernetes" or room(file) == "deploy", imported
-        assert top != "mlflow" or room(file) == "register", imported
-        if top == "components":
-            allowed = HALLWAY | {room(file), ""}  # "": the package itself, for its place
-            may_reach = {"register": {"tracking"}, "prepare": {"storage"}}.get(room(file), set())
-            assert rest.split(".")[0] in allowed | may_reach, imported
+@pytest.fixture(scope="module")
+def modules() -> list[Module]:
+    return [Module(file) for file in [*ROOT.glob("components/**/*.py"), *ROOT.glob("pipelines/**/*.py")]]
 
 
-@pytest.mark.parametrize("file", MODULES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_rules_for_every_module(file: Path) -> None:
-    relative = file.relative_to(ROOT).as_posix()
-    source = file.read_text()
-    if relative.startswith("components/"):
-        assert not any(name.split(".")[0] == "pipelines" for name in imports(file))
-    if relative not in {"components/tracking.py"} and not relative.startswith("components/register/"):
-        assert not any(name.split(".")[0] == "mlflow" for name in imports(file))
+def test_a_stage_imports_its_own_folder_and_the_hallway(modules: list[Module]) -> None:
+    may_reach = {"register": {"tracking"}, "prepare": {"storage"}}
+    may_import = {"deploy": {"kubernetes"}, "register": {"mlflow"}}
+    forbidden = []
+    for module in modules:
+        stage = module.stage
+        if not stage:
+            continue
+        packages = {"pipelines", "kfp", "argparse", "kubernetes", "mlflow"} - may_import.get(stage, set())
+        folders = HALLWAY | {stage, ""} | may_reach.get(stage, set())  # "": the package itself, for its place
+        for one in module.imports:
+            of_another = one.package == "components" and f"{one.name}.".split(".")[1] not in folders
+            if of_another or one.package in packages:
+                forbidden.append(module.at(one.line, one.name))
+    assert not forbidden
+
+
+def test_only_the_tracking_and_the_registry_import_mlflow_and_no_component_the_pipelines(
+    modules: list[Module],
+) -> None:
+    forbidden = []
+    for module in modules:
+        may_import_mlflow = module.name.startswith(("components/tracking.py", "components/register/"))
+        packages = {"mlflow"} if not may_import_mlflow else set()
+        if module.name.startswith("components/"):
+            packages.add("pipelines")
+        forbidden += [module.at(one.line, one.name) for one in module.imports if one.package in packages]
+    assert not forbidden
+
+
+def test_few_components_read_the_environment(modules: list[Module]) -> None:
     may_read_environment = {
         "components/__init__.py",
         "components/__main__.py",
@@ -83,34 +131,52 @@ def test_rules_for_every_module(file: Path) -> None:
         "components/deploy/readme.py",
         "components/training/distributed.py",
     }
-    if relative.startswith("components/") and relative not in may_read_environment:
-        assert "os.environ" not in source and "getenv" not in source
-    assert file.name != "utils.py"
-
-
-def test_a_module_with_a_vendors_library_on_top_is_imported_inside_functions_only() -> None:
-    on_top = {file: set(imports(file, top_level_only=True)) for file in MODULES}
-    bound = [
-        ".".join(file.relative_to(ROOT).with_suffix("").parts)
-        for file, names in on_top.items()
-        if {name.split(".")[0] for name in names} & VENDOR
+    found = [
+        module.at(number, line.strip())
+        for module in modules
+        if module.name.startswith("components/") and module.name not in may_read_environment
+        for number, line in enumerate(module.source.splitlines(), start=1)
+        if "os.environ" in line or "getenv" in line
     ]
-    for module in bound:
-        for names in on_top.values():
-            assert not any(name == module or name.startswith(f"{module}.") for name in names)
+    assert not found
 
 
-@pytest.mark.parametrize("file", MODULES, ids=lambda file: str(file.relative_to(ROOT)))
-def test_nothing_that_executes_data(file: Path) -> None:
-    for name in imports(file):
-        assert name.split(".")[0] not in {"pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
-    for node in ast.walk(ast.parse(file.read_text())):
-        if isinstance(node, ast.Call):
-            called = ast.unparse(node.func)
-            assert called not in {"eval", "exec", "torch.load", "os.system", "yaml.unsafe_load"}
-            for keyword in node.keywords:
-                is_true = isinstance(keyword.value, ast.Constant) and keyword.value.value is True
-                assert not (keyword.arg in {"shell", "allow_pickle"} and is_true)
+def test_no_module_is_called_utils(modules: list[Module]) -> None:
+    assert not [module.name for module in modules if module.file.name == "utils.py"]
+
+
+def test_a_module_with_a_vendors_library_on_top_is_imported_inside_functions_only(
+    modules: list[Module],
+) -> None:
+    bound = {
+        module.name.removesuffix(".py").replace("/", ".")
+        for module in modules
+        if any(one.is_top_level and one.package in VENDOR for one in module.imports)
+    }
+    assert bound
+    on_top = [(module, one) for module in modules for one in module.imports if one.is_top_level]
+    assert not [
+        module.at(one.line, one.name)
+        for module, one in on_top
+        if any(one.name == name or one.name.startswith(f"{name}.") for name in bound)
+    ]
+
+
+def test_nothing_that_executes_data(modules: list[Module]) -> None:
+    libraries = {"pickle", "dill", "cloudpickle", "joblib", "marshal", "shelve"}
+    functions = {"eval", "exec", "torch.load", "os.system", "yaml.unsafe_load"}
+    found = []
+    for module in modules:
+        found += [module.at(one.line, one.name) for one in module.imports if one.package in libraries]
+        for call in (node for node in module.nodes if isinstance(node, ast.Call)):
+            is_on = {
+                keyword.arg
+                for keyword in call.keywords
+                if isinstance(keyword.value, ast.Constant) and keyword.value.value is True
+            }
+            if ast.unparse(call.func) in functions or is_on & {"shell", "allow_pickle"}:
+                found.append(module.at(call.lineno, ast.unparse(call)))
+    assert not found
 
 
 def test_the_command_wakes_nothing_heavy() -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -65,6 +66,7 @@ def hpml(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
+@pytest.mark.slow  # a second chain
 def test_a_users_own_model_and_images_run_through_the_whole_chain(folder: Path) -> None:
     assert len(passage("recipe").splitlines()) < 10
     first = hpml(folder)
@@ -73,12 +75,25 @@ def test_a_users_own_model_and_images_run_through_the_whole_chain(folder: Path) 
     assert answer["chosen"].endswith("/onnx")
     assert answer["measurements"]["engines"][answer["chosen"]]["accuracy_top1"]["value"] > 0.6
 
+    photos = sorted(str(file) for file in folder.glob("photos/*/*.png"))
+    served = [sys.executable, "-I", "bundle.py", "--json", *photos]
+    told = json.loads(subprocess.run(served, cwd=answer["bundle"], capture_output=True, check=True).stdout)
+    right = [item["class"] == Path(item["file"]).parent.name for item in told]
+    assert len(right) == len(photos) and sum(right) > 0.6 * len(right)
+
     module = folder / "mynets.py"
     module.write_text(module.read_text() + "\n# a change\n")
     changed = json.loads(hpml(folder, "--only", "train").stdout)
     assert changed["steps"]["prepare"]["status"] == "cached"
     assert changed["steps"]["train"]["status"] == "done"
     assert any("your code: mynets" in reason for reason in changed["steps"]["train"]["reasons"])
+
+    trained = Path(changed["steps"]["train"]["digest"])
+    [weights] = (folder / "runs").glob(f".store/**/{trained}/model.safetensors")
+    shutil.copy(weights, folder / "small_net.safetensors")
+    given = ["--set", "train.weights=small_net.safetensors", "--set", "train.epochs=0", "--only", "train"]
+    taken = json.loads(hpml(folder, *given).stdout)["steps"]["train"]
+    assert taken["status"] == "done" and any("weights changed" in reason for reason in taken["reasons"])
 
     (folder / "photos" / "lying" / "000.png").unlink()
     assert json.loads(hpml(folder, "--only", "prepare").stdout)["steps"]["prepare"]["status"] == "done"

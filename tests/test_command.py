@@ -12,14 +12,16 @@ from pathlib import Path
 import pytest
 import yaml
 
-HPML = Path(sys.executable).with_name("hpml")
+from tests.conftest import Hpml
+
+PROGRAM = Path(sys.executable).with_name("hpml")
 
 
-def hpml(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
+def in_a_process(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(HPML), *arguments],
+        [str(PROGRAM), *arguments],
         cwd=folder,
-        env={**os.environ, "COLUMNS": "80", **env},
+        env={**os.environ, **env},
         stdin=subprocess.DEVNULL,
         capture_output=True,
         text=True,
@@ -64,10 +66,10 @@ def hpml(folder: Path, *arguments: str, **env: str) -> subprocess.CompletedProce
     ],
 )
 def test_what_is_wrong_is_one_line_with_its_exit_code(
-    tmp_path: Path, arguments: list[str], code: int, said: str
+    hpml: Hpml, tmp_path: Path, arguments: list[str], code: int, said: str
 ) -> None:
     (tmp_path / "ok.yaml").write_text("data: digits\ntrain: {model: cnn, epochs: 1}\n")
-    answer = hpml(tmp_path, *arguments)
+    answer = hpml(*arguments)
     assert answer.returncode == code, answer.stderr
     last = answer.stderr.splitlines()[-1]
     assert last.startswith("error: ") and said in last
@@ -75,42 +77,42 @@ def test_what_is_wrong_is_one_line_with_its_exit_code(
     assert answer.stdout == ""
 
 
-def test_debug_shows_the_traceback(tmp_path: Path) -> None:
-    assert "Traceback" in hpml(tmp_path, "--debug", "run", "absent.yaml").stderr
+def test_debug_shows_the_traceback(hpml: Hpml) -> None:
+    assert "Traceback" in hpml("--debug", "run", "absent.yaml").stderr
 
 
-def test_help_lists_the_commands(tmp_path: Path) -> None:
-    text = hpml(tmp_path, "--help").stdout
+def test_help_lists_the_commands(hpml: Hpml) -> None:
+    text = hpml("--help").stdout
     for command in ("run", "status", "logs", "report", "explain", "doctor", "schema", "gc", "init"):
         assert f"  {command} " in text
     assert all(len(line) <= 80 for line in text.splitlines())
 
 
 def test_version(tmp_path: Path) -> None:
-    answer = hpml(tmp_path, "--version")
+    answer = in_a_process(tmp_path, "--version")
     assert answer.returncode == 0 and re.fullmatch(r"hpml \d+\.\d+\.\d+\n", answer.stdout)
 
 
 def test_completion_completes_commands(tmp_path: Path) -> None:
-    answer = hpml(
+    answer = in_a_process(
         tmp_path, _HPML_COMPLETE="complete_bash", COMP_WORDS="hpml st", COMP_CWORD="1", COMP_POINT="7"
     )
     assert "status" in answer.stdout.split()
 
 
-def test_without_arguments_it_shows_the_help(tmp_path: Path) -> None:
-    answer = hpml(tmp_path)
+def test_without_arguments_it_shows_the_help(hpml: Hpml) -> None:
+    answer = hpml()
     assert answer.returncode == 2
     assert "Usage: hpml" in answer.stdout + answer.stderr
 
 
-def test_init_writes_a_recipe_that_is_valid(tmp_path: Path) -> None:
+def test_init_writes_a_recipe_that_is_valid(hpml: Hpml, tmp_path: Path) -> None:
     answers = ["--data", "digits", "--model", "cnn", "--max-accuracy-drop", "0.02"]
-    answer = hpml(tmp_path, "init", "mine.yaml", *answers)
+    answer = hpml("init", "mine.yaml", *answers)
     assert answer.returncode == 0, answer.stderr
     assert answer.stdout == "mine.yaml\n"
     assert len((tmp_path / "mine.yaml").read_text().splitlines()) < 10
-    plan = hpml(tmp_path, "run", "mine.yaml", "--dry-run", "-o", "json")
+    plan = hpml("run", "mine.yaml", "--dry-run", "-o", "json")
     assert json.loads(plan.stdout)[0] == {
         "step": "prepare",
         "outcome": "would run",
@@ -118,23 +120,23 @@ def test_init_writes_a_recipe_that_is_valid(tmp_path: Path) -> None:
     }
 
 
-def test_an_init_that_is_refused_leaves_no_file(tmp_path: Path) -> None:
+def test_an_init_that_is_refused_leaves_no_file(hpml: Hpml, tmp_path: Path) -> None:
     answers = ["--data", "digits", "--model", "nn", "--max-accuracy-drop", "0.02"]
-    assert hpml(tmp_path, "init", "mine.yaml", *answers).returncode == 3
+    assert hpml("init", "mine.yaml", *answers).returncode == 3
     assert not (tmp_path / "mine.yaml").exists()
 
 
-def test_doctor_names_what_is_here_and_what_to_do(tmp_path: Path) -> None:
-    findings = {item["name"]: item for item in json.loads(hpml(tmp_path, "doctor", "-o", "json").stdout)}
+def test_doctor_names_what_is_here_and_what_to_do(hpml: Hpml) -> None:
+    findings = {item["name"]: item for item in json.loads(hpml("doctor", "-o", "json").stdout)}
     assert findings["torch"]["state"] == "ok"
     assert "switched off" in findings["telemetry"]["found"]
     assert all(item["advice"] for item in findings.values() if item["state"] != "ok")
-    table = hpml(tmp_path, "doctor").stdout
+    table = hpml("doctor").stdout
     assert "torch" in table and all(len(line) <= 80 for line in table.splitlines())
 
 
-def test_the_schema_describes_a_recipe(tmp_path: Path) -> None:
-    schema = json.loads(hpml(tmp_path, "schema").stdout)
+def test_the_schema_describes_a_recipe(hpml: Hpml) -> None:
+    schema = json.loads(hpml("schema").stdout)
     assert "data" in schema["required"]
 
 
@@ -144,9 +146,9 @@ def test_colour_only_where_it_is_wanted(tmp_path: Path) -> None:
     (tmp_path / "broken.npz").write_text("no archive")
     broken = "data={source: npz, path: broken.npz}"
     arguments = ("run", "ok.yaml", "--set", broken, "--only", "prepare", "--no-tracking")
-    assert "\x1b" not in hpml(tmp_path, *arguments).stderr
-    assert coloured.search(hpml(tmp_path, *arguments, FORCE_COLOR="1").stderr)
-    assert not coloured.search(hpml(tmp_path, *arguments, FORCE_COLOR="1", NO_COLOR="1").stderr)
+    assert "\x1b" not in in_a_process(tmp_path, *arguments).stderr
+    assert coloured.search(in_a_process(tmp_path, *arguments, FORCE_COLOR="1").stderr)
+    assert not coloured.search(in_a_process(tmp_path, *arguments, FORCE_COLOR="1", NO_COLOR="1").stderr)
 
 
 def test_the_client_needs_no_torch(tmp_path: Path) -> None:
@@ -160,8 +162,17 @@ def test_the_client_needs_no_torch(tmp_path: Path) -> None:
     )
     recipe = tmp_path / "mine.yaml"
     recipe.write_text(yaml.safe_dump({"data": "digits", "train": {"model": "cnn"}}))
-    for arguments in (["schema"], ["doctor"], ["status", "--all"], ["run", "mine.yaml", "--dry-run"]):
-        answer = subprocess.run(
+
+    def client(*arguments: str) -> subprocess.CompletedProcess[str]:
+        return subprocess.run(
             [sys.executable, "-c", code, *arguments], cwd=tmp_path, capture_output=True, text=True
         )
+
+    for arguments in (["schema"], ["doctor"], ["status", "--all"]):
+        answer = client(*arguments)
         assert answer.returncode == 0, answer.stderr
+    plan = client("run", "mine.yaml", "--dry-run", "-o", "json")
+    assert plan.returncode == 3 and "scikit-learn, which ships the images, is not installed" in plan.stderr
+    assert [item["step"] for item in json.loads(plan.stdout) if item["outcome"] == "would fail"] == [
+        "prepare"
+    ]

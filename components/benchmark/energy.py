@@ -55,7 +55,7 @@ def _of_engine(bench: Bench, name: str, counter: Counter, source: str) -> Energy
 def gpu_counter() -> tuple[Counter | None, str]:
     """NVML's counter, or why there is none."""
     if gpu.energy_mj() is None:
-        return None, "NVML has no energy counter here (nvidia-ml-py, Volta or newer)"
+        return None, "NVML has no energy counter here (it needs Volta or newer)"
     return lambda: gpu.energy_mj() or 0.0, "NVML, all GPUs"
 
 

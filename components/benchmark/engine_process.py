@@ -13,19 +13,41 @@ from types import TracebackType
 from typing import Any
 
 import components
+from components import hardware, memory
 from components.errors import ExitCode, StageFailed
 
 REPLY_LIMIT_S = 900.0
+GRACE_S = 60.0  # beyond a time budget, for one answer: loading a large engine, importing its libraries
+_SHARE_OF_MEMORY = 0.8  # of what is available when the process starts; the rest is for the machine
+# How Python, C++, ONNX Runtime and torch say that there is no more memory.
+_OUT_OF_MEMORY = ("MemoryError", "bad_alloc", "Failed to allocate memory", "not enough memory")
 
 
 class EngineProcess:
     """A process for one engine. Use it as a context: on the way out the process is killed and reaped.
 
-    name: the engine's, for messages. log: where the process writes its stdout and stderr.
+    name: the engine's, for messages. log: where the process writes its stdout and stderr. reply_limit_s: what
+    one answer may take. memory_bytes: what the process may take, by default most of what is available.
+    worker: the module that it runs. tells_all: its errors for users say what failed, which need not be the
+    engine, so nothing goes in front of them.
     """
 
-    def __init__(self, name: str, log: Path, *, reply_limit_s: float = REPLY_LIMIT_S) -> None:
+    def __init__(
+        self,
+        name: str,
+        log: Path,
+        *,
+        reply_limit_s: float = REPLY_LIMIT_S,
+        memory_bytes: int | None = None,
+        worker: str = "components.benchmark.worker",
+        tells_all: bool = False,
+    ) -> None:
+        self._tells_all = tells_all
         self.name, self._log, self._reply_limit_s = name, log, reply_limit_s
+        # A GPU's driver maps more memory than it uses.
+        if memory_bytes is None and not hardware.gpu_names():
+            memory_bytes = int(_SHARE_OF_MEMORY * memory.available_bytes())
+        self._memory_bytes = memory_bytes
         self._doing = "starting"
         self._channel, far_end = multiprocessing.Pipe()
         with far_end, log.open("wb") as output:
@@ -33,9 +55,10 @@ class EngineProcess:
                 [
                     sys.executable,
                     "-m",
-                    "components.benchmark.worker",
+                    worker,
                     str(far_end.fileno()),
                     str(os.getpid()),
+                    str(memory_bytes or 0),
                 ],
                 cwd=Path(components.__file__).parents[1],
                 pass_fds=[far_end.fileno()],
@@ -80,19 +103,30 @@ class EngineProcess:
         """
         try:
             if not self._channel.poll(self._reply_limit_s):
-                raise self._failed(f"it did not answer for {self._reply_limit_s:g} s")
+                raise self._failed(
+                    f"it did not answer within its limit of {self._reply_limit_s:g} s and was stopped",
+                    fix="give it more time (--budget-s, --limit-s) if it is only slow",
+                )
             reply = json.loads(self._channel.recv_bytes())
         except (EOFError, ConnectionResetError):
             raise self._failed(self._cause_of_death()) from None
         if "error" in reply:
-            failure = self._failed(reply["error"])
+            why = reply["error"] + self._memory_in_words(reply["error"])
+            as_it_is = self._tells_all and "exit_code" in reply
+            failure = StageFailed(why) if as_it_is else self._failed(why)
             failure.exit_code = ExitCode(reply.get("exit_code", ExitCode.STAGE_FAILED))
             raise failure
         result: dict[str, Any] = reply["result"]
         return result
 
-    def _failed(self, why: str) -> StageFailed:
-        return StageFailed(f"the engine {self.name!r} failed while {self._doing}", why=why)
+    def _failed(self, why: str, fix: str = "") -> StageFailed:
+        return StageFailed(f"the engine {self.name!r} failed while {self._doing}", why=why, fix=fix)
+
+    def _memory_in_words(self, why: str) -> str:
+        """The memory that the process had, where what it said is that it got no more."""
+        if self._memory_bytes is None or not any(sign in why for sign in _OUT_OF_MEMORY):
+            return ""
+        return f" (its process may take {self._memory_bytes / 1e9:.3g} GB)"
 
     def _cause_of_death(self) -> str:
         status = self._process.wait()
@@ -104,4 +138,5 @@ class EngineProcess:
             cause += ", which is also how the kernel ends a process when memory runs out"
         lines = self._log.read_text(errors="replace").split("\n")
         last = next((line.strip() for line in reversed(lines) if line.strip()), "")
-        return f"{cause}; it said last: {last[:300]}" if last else cause
+        said = f"{cause}; it said last: {last[:300]}" if last else cause
+        return said + self._memory_in_words(last)

@@ -10,8 +10,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from components import hardware
+from components import cgroup, hardware
 
+_PRESSURE = "/proc/pressure/cpu"  # absent from kernels without pressure stall information
 _LIBRARIES = ("numpy", "torch", "onnxruntime", "onnxruntime-gpu", "tensorrt")
 
 
@@ -26,7 +27,7 @@ class Pressure:
     def read(cls) -> Pressure | None:
         """The pressure now; None where the kernel does not tell."""
         try:
-            some = Path("/proc/pressure/cpu").read_text().splitlines()[0]
+            some = Path(_PRESSURE).read_text().splitlines()[0]
         except OSError:
             return None
         fields = dict(field.split("=") for field in some.split()[1:])
@@ -39,7 +40,7 @@ class Pressure:
 
 def describe() -> dict[str, str]:
     """The machine, its limits, the libraries that run engines, and the load, in words."""
-    limit = hardware.memory_limit_bytes()
+    limit = cgroup.memory_limit_bytes()
     return {
         **hardware.identity(),
         "kernel": platform.release(),
@@ -49,7 +50,7 @@ def describe() -> dict[str, str]:
         "memory_limit": f"{limit / 1e9:.1f} GB" if limit else "none",
         **_versions(),
         "load_average_1_min": f"{os.getloadavg()[0]:.2f}",
-        "cpu_pressure_10_s_before": _read("/proc/pressure/cpu").partition(" avg60")[0] or "not known",
+        "cpu_pressure_10_s_before": _read(_PRESSURE).partition(" avg60")[0] or "not known",
     }
 
 

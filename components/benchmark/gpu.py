@@ -2,97 +2,80 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+import ctypes
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TypeVar
 
-from components import hardware
+from components import nvml
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class GpuState:
-    """One GPU at one moment."""
+    """One GPU at one moment; None is what this GPU does not tell."""
 
-    sm_clock_mhz: int
-    max_sm_clock_mhz: int
-    power_w: float
-    temperature_c: int
-    throttled: bool
+    sm_clock_mhz: int | None
+    max_sm_clock_mhz: int | None
+    power_w: float | None
+    temperature_c: int | None
+    throttled: bool | None
 
 
 def read() -> tuple[GpuState, ...]:
-    """Every GPU now; empty without one, or without nvidia-ml-py."""
-    with _library() as nvml:
-        if nvml is None:
-            return ()
-        return tuple(_state(nvml, handle) for handle in _handles(nvml))
+    """Every GPU now; empty without one."""
+    with nvml.opened() as library:
+        return () if library is None else tuple(_state(library, device) for device in library.devices())
 
 
 def energy_mj() -> float | None:
     """Millijoules that all GPUs have used since the driver was loaded; None where it cannot be read."""
-    with _library() as nvml:
-        if nvml is None:
+    with nvml.opened() as library:
+        if library is None:
             return None
-        try:
-            return float(sum(nvml.nvmlDeviceGetTotalEnergyConsumption(handle) for handle in _handles(nvml)))
-        except nvml.NVMLError:  # before Volta there is no such counter
-            return None
+        used = [_told(library.energy_mj, device) for device in library.devices()]
+    return float(sum(used)) if used and None not in used else None  # type: ignore[arg-type]
 
 
 def memory_bytes(pid: int) -> int | None:
     """Memory of all GPUs that a process has now; None where it cannot be read."""
-    with _library() as nvml:
-        if nvml is None:
+    with nvml.opened() as library:
+        if library is None:
             return None
-        processes = [
-            process
-            for handle in _handles(nvml)
-            for process in nvml.nvmlDeviceGetComputeRunningProcesses(handle)
-        ]
-    used = [process.usedGpuMemory for process in processes if process.pid == pid]
-    return sum(used) if used and None not in used else None
+        of_devices = [_told(library.memory_of_processes, device) or {} for device in library.devices()]
+    used = [processes[pid] for processes in of_devices if pid in processes]
+    return sum(used) if used else None
 
 
 def describe(before: tuple[GpuState, ...], after: tuple[GpuState, ...]) -> dict[str, str]:
     """Clocks and power from one reading to the next, in words."""
     return {
-        f"gpu {index}": f"SM clock {one.sm_clock_mhz} to {other.sm_clock_mhz} "
-        f"of {other.max_sm_clock_mhz} MHz, power {one.power_w:.0f} to {other.power_w:.0f} W, "
-        f"{one.temperature_c} to {other.temperature_c} °C"
+        f"gpu {index}": f"SM clock {_words(one.sm_clock_mhz)} to {_words(other.sm_clock_mhz)} "
+        f"of {_words(other.max_sm_clock_mhz)} MHz, power {_words(one.power_w)} to {_words(other.power_w)} W, "
+        f"{_words(one.temperature_c)} to {_words(other.temperature_c)} °C"
         + (", throttled" if one.throttled or other.throttled else "")
         for index, (one, other) in enumerate(zip(before, after, strict=False))
     }
 
 
-@contextmanager
-def _library() -> Iterator[Any]:
-    """NVML, started; None where there is no GPU or no binding."""
-    if not hardware.gpu_names():
-        yield None
-        return
-    try:
-        import pynvml
-    except ModuleNotFoundError:
-        yield None
-        return
-    pynvml.nvmlInit()
-    try:
-        yield pynvml
-    finally:
-        pynvml.nvmlShutdown()
+def _words(value: float | None) -> str:
+    return "?" if value is None else f"{value:.0f}"
 
 
-def _handles(nvml: Any) -> list[Any]:
-    return [nvml.nvmlDeviceGetHandleByIndex(index) for index in range(nvml.nvmlDeviceGetCount())]
-
-
-def _state(nvml: Any, handle: Any) -> GpuState:
-    slowed = nvml.nvmlClocksThrottleReasonHwSlowdown | nvml.nvmlClocksThrottleReasonSwThermalSlowdown
+def _state(library: nvml.Nvml, device: ctypes.c_void_p) -> GpuState:
     return GpuState(
-        sm_clock_mhz=nvml.nvmlDeviceGetClockInfo(handle, nvml.NVML_CLOCK_SM),
-        max_sm_clock_mhz=nvml.nvmlDeviceGetMaxClockInfo(handle, nvml.NVML_CLOCK_SM),
-        power_w=nvml.nvmlDeviceGetPowerUsage(handle) / 1000,
-        temperature_c=nvml.nvmlDeviceGetTemperature(handle, nvml.NVML_TEMPERATURE_GPU),
-        throttled=bool(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle) & slowed),
+        sm_clock_mhz=_told(library.sm_clock_mhz, device),
+        max_sm_clock_mhz=_told(library.max_sm_clock_mhz, device),
+        power_w=_told(library.power_w, device),
+        temperature_c=_told(library.temperature_c, device),
+        throttled=_told(library.is_slowed, device),
     )
+
+
+def _told(question: Callable[[ctypes.c_void_p], T], device: ctypes.c_void_p) -> T | None:
+    """The answer; None where this GPU, or its driver, has none."""
+    try:
+        return question(device)
+    except nvml.NvmlError:
+        return None

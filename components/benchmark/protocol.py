@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from components.benchmark import gpu
-from components.benchmark.engine_process import EngineProcess
+from components.benchmark.engine_process import GRACE_S, EngineProcess
 from components.benchmark.stage import BenchmarkConfig
 from components.benchmark.subjects import Subject
 from components.benchmark.validity import disagreements, drifts
@@ -50,7 +50,7 @@ class Disturbed(GateFailed):
 
 @dataclass
 class Launches:
-    """What the launches of one engine told. One entry a launch, milliseconds."""
+    """What the launches of one engine told. One entry a launch, milliseconds. Memory 0: not known."""
 
     cold_start_ms: list[float] = field(default_factory=list)
     load_ms: list[float] = field(default_factory=list)
@@ -78,6 +78,7 @@ class Bench:
     def grant(self, seconds: float) -> None:
         """From now on there is so much time."""
         self.deadline_s = time.monotonic() + seconds
+        self._reply_limit_s = seconds + GRACE_S
 
     @contextmanager
     def launched(self) -> Iterator[None]:
@@ -90,7 +91,7 @@ class Bench:
                 for name, process in self._processes.items():
                     launches = self.launches[name]
                     peak = process.ask("memory", "telling its memory")["peak_rss_bytes"]
-                    launches.peak_rss_bytes = max(launches.peak_rss_bytes, peak)
+                    launches.peak_rss_bytes = max(launches.peak_rss_bytes, peak or 0)
                     if launches.device == "cuda":
                         launches.device_memory_bytes = gpu.memory_bytes(process.pid)
             finally:
@@ -99,7 +100,7 @@ class Bench:
     def _launch(self, stack: ExitStack, name: str, subject: Subject, log: Path) -> None:
         """A cold start counts only if the machine was quiet meanwhile; the process is kept either way."""
         begun_ns = time.perf_counter_ns()
-        process = stack.enter_context(EngineProcess(name, log))
+        process = stack.enter_context(EngineProcess(name, log, reply_limit_s=self._reply_limit_s))
         before = self.watch.snapshot(process.pid)
         loaded = process.ask(
             "load",
@@ -331,10 +332,13 @@ class Timing:
         """Milliseconds on the GPU, of the engines that ran there on a stream that we know."""
         return {name: of_batch for name, of_batch in self._collect("device_ms", 1.0).items() if of_batch}
 
-    def probe_spread(self) -> float:
-        """How much longer the probe took beside the worst of the slices that count than at its best."""
+    def probe_spread(self) -> float | None:
+        """How much longer the probe took beside the worst of the slices that count than at its best.
+
+        None where none counts.
+        """
         slices = [seen for of_round in self._rounds for _, seen in _slices(of_round)]
-        return max((self._bench.watch.slowdown(seen) for seen in slices), default=0.0)
+        return max((self._bench.watch.slowdown(seen) for seen in slices), default=None)
 
     def _time(self, name: str) -> dict[int, tuple[dict[str, Any], Slice]]:
         return {

@@ -13,8 +13,9 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import JsonValue, ValidationError
+from pydantic import Field, JsonValue, ValidationError
 
+from components import regular_files
 from components.benchmark.stage import BenchmarkConfig
 from components.contract import Config
 from components.errors import ConfigInvalid
@@ -23,6 +24,7 @@ from components.measurements import (
     EngineFigures,
     Interval,
     MeasurementsSpec,
+    OutputComparison,
     ScenarioFigures,
 )
 
@@ -70,6 +72,9 @@ class BenchRecord(Config):
     notes: tuple[str, ...] = ()  # what a reader of the figures should know
     subjects: dict[str, SubjectRecord]
     measurements: MeasurementsSpec
+    outputs: dict[str, OutputComparison] = Field(
+        default_factory=dict
+    )  # of each subject, beside the reference's
 
 
 def subject_record(name: str, kind: str, known: Mapping[str, Any], timed: Timed) -> SubjectRecord:
@@ -145,14 +150,15 @@ def read_record(path: Path) -> BenchRecord:
     Raises ConfigInvalid if there is none, or it is none of this version's.
     """
     file = path / RECORD if path.is_dir() else path
+    why = regular_files.problem(file)
+    if why:
+        raise ConfigInvalid(
+            f"{path} is not a bench", why=f"{file.name} {why}", fix="give a folder that hpml bench wrote"
+        )
     try:
         if file.stat().st_size > _LARGEST_RECORD:
             raise ConfigInvalid(f"{file} is not the record of a bench", why="it is too large")
         return BenchRecord.model_validate_json(file.read_bytes())
-    except OSError as error:
-        raise ConfigInvalid(
-            f"{path} is not a bench", why=str(error), fix="give a folder that hpml bench wrote"
-        ) from None
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         where = ".".join(str(part) for part in first["loc"])
@@ -178,6 +184,9 @@ def _read_latencies(file: Path, record: BenchRecord) -> Latencies:
     import numpy as np
 
     batches = sorted({1, *record.config.batch_sizes})
+    why = regular_files.problem(file)
+    if why:
+        raise ConfigInvalid(f"the samples in {file} cannot be read", why=f"it {why}")
     try:
         with zipfile.ZipFile(file) as archive:
             unpacked = sum(entry.file_size for entry in archive.infolist())

@@ -67,7 +67,7 @@ def time_subjects(
     scenarios: dict[str, tuple[ScenarioFigures, ...]] = {}
     concurrency: dict[str, tuple[ConcurrencyFigures, ...]] = {}
     rounds_of_launches: tuple[int, ...] = ()
-    probe_spread = 0.0
+    probe_spread: float | None = None
     invalid = ""
     try:
         timing = time_rounds(bench, out)

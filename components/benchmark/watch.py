@@ -27,6 +27,7 @@ from threading import Barrier
 
 import numpy as np
 
+from components import cgroup
 from components.benchmark.stage import Quiet
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
@@ -88,7 +89,7 @@ class Watch:
             own_s=time.process_time(),
             busy_s=busy_s,
             stolen_s=stolen_s,
-            throttled_s=_throttled_s(),
+            throttled_s=cgroup.throttled_s(),
             probe_s=probe_s,
         )
 
@@ -202,17 +203,3 @@ def _scheduled(pid: int) -> tuple[float, float]:
         ran_ns += int(ran)
         waited_ns += int(waited)
     return waited_ns / 1e9, ran_ns / 1e9
-
-
-def _throttled_s() -> float:
-    """Seconds that our control group was stopped by its CPU limit; 0 where there is none."""
-    for file, key, unit_s in (
-        ("/sys/fs/cgroup/cpu.stat", "throttled_usec", 1e-6),
-        ("/sys/fs/cgroup/cpu/cpu.stat", "throttled_time", 1e-9),
-    ):
-        try:
-            fields = dict(line.split() for line in Path(file).read_text().splitlines())
-        except (OSError, ValueError):
-            continue
-        return int(fields.get(key, 0)) * unit_s
-    return 0.0

@@ -1,4 +1,4 @@
-"""The process of one measured engine: python -m components.benchmark.worker FD PARENT_PID.
+"""The process of one measured engine: python -m components.benchmark.worker FD PARENT_PID MEMORY_BYTES.
 
 It answers JSON requests on an inherited socket, blocks between them (an idle engine must not disturb the one
 that is timed), and dies with its parent.
@@ -8,15 +8,11 @@ from __future__ import annotations
 
 import gc
 import itertools
-import json
-import resource
-import signal
-import sys
 import time
 from array import array
 from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence
 from concurrent.futures import ThreadPoolExecutor
-from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -24,8 +20,7 @@ from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
 from components.benchmark.subjects import AnySubject, Opened
-from components.errors import HpmlError
-from components.process import die_with_parent
+from components.process import peak_rss_bytes, serve
 
 _SETTLING_NS = 20_000_000  # an engine of 20 us reaches its speed after some 20 requests, a slow one at once
 _NO_OP_REQUESTS = 1000
@@ -56,6 +51,7 @@ class Engine:
         answered_ns = time.perf_counter_ns()
         chosen.check(opened)
         self._predict: Predict = opened.predict
+        self._outputs, self._arrays = opened.outputs, arrays
         self._stream = opened.stream
         self._thread_safe = opened.thread_safe
         self._clients = ThreadPoolExecutor(_MOST_CLIENTS)  # starts threads when they are first needed
@@ -136,9 +132,15 @@ class Engine:
 
         return loadgen.issue(self._predict, self._inputs.distinct(batch), batch=batch, **arguments)
 
+    def outputs(self, requests: int, seconds: float, file: str) -> dict[str, Any]:
+        """Write what it answers to so many requests at batch 1; see `components.benchmark.outputs`."""
+        from components.benchmark import outputs
+
+        return outputs.write(self._outputs, self._arrays, Path(file), requests=requests, seconds=seconds)
+
     def memory(self) -> dict[str, Any]:
-        """The largest resident set of this process so far."""
-        return {"peak_rss_bytes": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024}
+        """The largest resident set of this process so far; None where the system does not tell it."""
+        return {"peak_rss_bytes": peak_rss_bytes()}
 
 
 class _Inputs(dict[int, Iterator[Any]]):
@@ -222,40 +224,24 @@ def _requests(opened: Opened, arrays: Mapping[str, NDArray[Any]], batch: int) ->
     ]
 
 
-def _answer(engine: Engine, request: dict[str, Any]) -> dict[str, Any]:
-    methods: dict[str, Callable[..., dict[str, Any]]] = {
-        "load": engine.load,
-        "warm_up": engine.warm_up,
-        "time": engine.time,
-        "run_for": engine.run_for,
-        "one_by_one": engine.one_by_one,
-        "by_arrival": engine.by_arrival,
-        "closed_loop": engine.closed_loop,
-        "loadgen": engine.loadgen,
-        "memory": engine.memory,
-    }
-    try:
-        return {"result": methods[request["do"]](**request["arguments"])}
-    except HpmlError as error:
-        return {"error": str(error), "exit_code": int(error.exit_code)}
-    except Exception as error:
-        return {"error": f"{type(error).__name__}: {' '.join(str(error).split())[:500]}"}
-
-
 def main() -> None:
-    """Answer requests until the other end of the socket closes."""
-    descriptor, parent = (int(argument) for argument in sys.argv[1:])
-    die_with_parent(parent, signal.SIGKILL)
-    signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches the whole group; the parent ends this one
+    """Be the process of one engine."""
     gc.disable()  # a collection in the middle of a request would be measured as the engine's
     engine = Engine()
-    with Connection(descriptor) as channel:
-        while True:
-            try:
-                request = json.loads(channel.recv_bytes())
-            except EOFError:
-                return
-            channel.send_bytes(json.dumps(_answer(engine, request)).encode())
+    serve(
+        {
+            "load": engine.load,
+            "warm_up": engine.warm_up,
+            "time": engine.time,
+            "run_for": engine.run_for,
+            "one_by_one": engine.one_by_one,
+            "by_arrival": engine.by_arrival,
+            "closed_loop": engine.closed_loop,
+            "loadgen": engine.loadgen,
+            "outputs": engine.outputs,
+            "memory": engine.memory,
+        }
+    )
 
 
 if __name__ == "__main__":

@@ -8,20 +8,19 @@ import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack
 
-import onnxruntime
 import torch
 
-from components import hardware
+from components import hardware, memory
 from components.ceilings import bandwidth, gpu
-from components.ceilings.gemm import torch_series
-from components.ceilings.memory_levels import MemoryLevels, available_bytes
-from components.ceilings.onnx_gemm import onnx_series
+from components.ceilings.gemm import Series, torch_series
+from components.ceilings.memory_levels import MemoryLevels
 from components.ceilings.rounds import Point, Probe, prepare, rates_by_round
 from components.ceilings.stability import figure
 from components.ceilings.stage import CeilingsConfig
 from components.contract import Output, Result
 from components.measurements import BandwidthPoint, CeilingsSpec, GemmPoint
 
+_ABSENT = "not measured: not installed"
 _MEMORY_SHARE = 0.25  # of what is left, for the working sets of one thread count
 
 
@@ -64,16 +63,33 @@ def measure(config: CeilingsConfig, out: Output) -> Result[CeilingsSpec]:
 def _probes(
     config: CeilingsConfig, threads: Sequence[int], cpus: Sequence[int], closing: ExitStack
 ) -> Iterator[Probe]:
-    limit_bytes = int(_MEMORY_SHARE * available_bytes())
+    limit_bytes = int(_MEMORY_SHARE * memory.available_bytes())
     for count in threads:
         levels = MemoryLevels.of(cpus[:count])
         memory_bytes = bandwidth.largest_of_a_thread(levels, count, limit_bytes)
         crew = closing.enter_context(bandwidth.crew(cpus[:count], memory_bytes))
         yield from bandwidth.probes(crew, levels, threads=count, limit_bytes=limit_bytes)
-        for series in (*torch_series(count), *onnx_series(count)):
+        for series in (*torch_series(count), *_onnx_series(count)):
             yield from series.probes(config.gemm_sizes)
     if not gpu.absent():
         yield from gpu.probes(config.gpu_gemm_sizes)
+
+
+def _onnx_series(threads: int) -> Iterator[Series]:
+    """What ONNX Runtime multiplies with; none where it is not installed, as the facts of the hardware say."""
+    if _onnxruntime() != _ABSENT:
+        from components.ceilings.onnx_gemm import onnx_series
+
+        yield from onnx_series(threads)
+
+
+def _onnxruntime() -> str:
+    """Its version."""
+    try:
+        import onnxruntime
+    except ModuleNotFoundError:
+        return _ABSENT
+    return str(onnxruntime.__version__)
 
 
 def _judged(point: Point, rates: Sequence[float], reason: str, max_spread: float) -> Point:
@@ -97,7 +113,7 @@ def _hardware(cpus: Sequence[int]) -> dict[str, str]:
         **hardware.identity(),
         "caches": MemoryLevels.of(cpus).in_words(),
         "torch": torch.__version__,
-        "onnxruntime": onnxruntime.__version__,
+        "onnxruntime": _onnxruntime(),
         "cuda": gpu.absent() or torch.cuda.get_device_name(0),
     }
 

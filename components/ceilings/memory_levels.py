@@ -93,18 +93,3 @@ def _from_sysconf() -> Iterator[tuple[int, int]]:
         size = os.sysconf(name) if name in os.sysconf_names else 0
         if size > 0:
             yield level, size
-
-
-def available_bytes() -> int:
-    """How much memory this process could still take: what Linux has left, within the cgroup's limit."""
-    pages, page_bytes = os.sysconf("SC_AVPHYS_PAGES"), os.sysconf("SC_PAGE_SIZE")
-    left = [pages * page_bytes]
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            left = [int(line.split()[1]) * 1024]
-    try:
-        limit, used = (int(Path(f"/sys/fs/cgroup/memory.{of}").read_text()) for of in ("max", "current"))
-        left.append(limit - used)
-    except (OSError, ValueError):  # no cgroup, or "max"
-        pass
-    return max(0, min(left))

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, Annotated, Union
 
 from pydantic import Discriminator
 
-from components.compress.base import Method, Network
+from components.compress.base import DoesNotApply, Method, Network
 from components.compress.distill import Distill
 from components.compress.prune import Prune
 from components.compress.quantize import Quantize
@@ -27,4 +27,4 @@ else:
         BareName("method"),
     ]
 
-__all__ = ["METHODS", "AnyMethod", "Method", "Network"]
+__all__ = ["METHODS", "AnyMethod", "DoesNotApply", "Method", "Network"]

@@ -8,9 +8,14 @@ from typing import TYPE_CHECKING
 
 from components.artifacts import Artifact, DatasetSpec, InputSpec, QuantizationSpec
 from components.contract import Config, Output
+from components.errors import ConfigInvalid
 
 if TYPE_CHECKING:
     from torch import nn
+
+
+class DoesNotApply(ConfigInvalid):
+    """A method cannot work on a network of this kind. The variant is not built, and the reason says why."""
 
 
 @dataclass(frozen=True)
@@ -37,6 +42,12 @@ class Method(Config, ABC):
         """The method's name, with what tells two uses of it apart."""
         return self.method
 
+    def check(self, network: nn.Module) -> None:
+        """Raise DoesNotApply if the layers of `network` alone tell that the method cannot work on it.
+
+        Asked before training, too, with a network on the meta device: its weights are not there.
+        """
+
     @abstractmethod
     def apply(
         self, network: Network, teacher: nn.Module, data: Artifact[DatasetSpec], out: Output
@@ -44,5 +55,6 @@ class Method(Config, ABC):
         """The compressed network; `network` may be changed in place.
 
         `teacher` is the trained model of the run, in evaluation mode. A method may change the sizes of layers
-        (the channel plan records them), the weights and the quantization; not the architecture.
+        (the channel plan records them), the weights and the quantization; not the architecture. Raises
+        DoesNotApply where that shows only now.
         """

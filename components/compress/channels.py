@@ -16,7 +16,8 @@ import torch_pruning
 from torch import Tensor, nn
 
 from components.artifacts import Artifact, DatasetSpec, InputSpec
-from components.compress.layers import is_within, require_layers
+from components.compress.base import DoesNotApply
+from components.compress.layers import is_within, require_layers, require_prunable
 from components.compress.prune import Prune
 from components.compress.rows import stratified_rows
 from components.errors import ConfigInvalid, HpmlError
@@ -49,10 +50,10 @@ class Group:
 def remove_channels(network: nn.Module, config: Prune, spec: InputSpec, data: Artifact[DatasetSpec]) -> None:
     """Prune `network` in place.
 
-    Raises ConfigInvalid if it holds layers that cannot be pruned, if it does not run with fewer channels, or
-    if nothing can be removed.
+    Raises DoesNotApply if it holds layers that cannot be pruned or does not run with fewer channels, and
+    ConfigInvalid if nothing can be removed.
     """
-    _require_prunable(network)
+    require_prunable(network)
     require_layers(network, config.excluded_layers, where="prune.excluded_layers")
     example = torch.zeros(1, *spec.shape_chw)
     shape = network(example).shape
@@ -79,22 +80,8 @@ def remove_channels(network: nn.Module, config: Prune, spec: InputSpec, data: Ar
         raise _unprunable(ValueError("its output has another shape"))
 
 
-def _require_prunable(network: nn.Module) -> None:
-    """Every number that is stored has to be in a layer whose size the channel plan can say."""
-    kinds = ", ".join(kind.__name__ for kind in SIZES)
-    for name, layer in network.named_modules():
-        owns = [*layer.parameters(recurse=False), *layer.buffers(recurse=False)]
-        if owns and type(layer) not in SIZES:
-            raise ConfigInvalid(
-                f"prune cannot prune a network with {type(layer).__name__} weights"
-                + (f" (layer {name!r})" if name else ""),
-                why=f"it prunes networks whose weights are all in {kinds}",
-                fix="leave prune out of this model's variants; quantize and distill work on any network",
-            )
-
-
-def _unprunable(error: Exception) -> ConfigInvalid:
-    return ConfigInvalid(
+def _unprunable(error: Exception) -> DoesNotApply:
+    return DoesNotApply(
         "the network does not run with fewer channels",
         why=" ".join(f"{type(error).__name__}: {error}".split())[:300],
         fix="take sizes from tensors in its forward, not from numbers, or name the layers in"
@@ -161,7 +148,8 @@ def _logit_changes(
     images_nhwc, _ = load_split(data, "train")
     random = torch.Generator().manual_seed(config.seed)
     for part in batches(len(rows), 64):
-        logits = network(torch.from_numpy(to_x_nchw(images_nhwc[rows[part]], spec)))
+        x = torch.from_numpy(to_x_nchw(images_nhwc[rows[part]], spec))
+        logits = network(x.requires_grad_())  # layers that the user froze have gates, too
         logits.backward(torch.randn(logits.shape, generator=random))
     for hook in hooks:
         hook.remove()

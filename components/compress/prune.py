@@ -33,10 +33,16 @@ class Prune(Method):
         """Such as "prune50" where half of the channels are removed."""
         return f"prune{100 * self.channels:g}"
 
+    def check(self, network: nn.Module) -> None:
+        """Raise DoesNotApply for layers whose sizes the channel plan cannot say."""
+        from components.compress.layers import require_prunable
+
+        require_prunable(network)
+
     def apply(
         self, network: Network, teacher: nn.Module, data: Artifact[DatasetSpec], out: Output
     ) -> Network:
-        """The network with fewer channels. Raises ConfigInvalid for a network it cannot prune."""
+        """The network with fewer channels. Raises ConfigInvalid if that cannot be done."""
         from components.compress.channels import remove_channels
 
         remove_channels(network.module, self, network.input, data)

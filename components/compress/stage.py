@@ -6,7 +6,7 @@ import json
 from typing import TYPE_CHECKING
 
 from components.artifacts import Artifact, DatasetSpec, ModelSpec, write_text_atomic
-from components.compress import AnyMethod, Network
+from components.compress import AnyMethod, DoesNotApply, Network
 from components.contract import Output, Result
 from components.errors import StageFailed
 
@@ -25,12 +25,21 @@ def run(
     """Apply one method to `model`, and write `model.safetensors` and `history.json`.
 
     The written network is read back as its users will read it, held against the one in memory, and evaluated:
-    in simulated int8, if it is to be quantized. Raises StageFailed if it does not rebuild exactly.
+    in simulated int8, if it is to be quantized. Where the method does not apply to the network, or to what a
+    method before it did not build, the artifact says so and holds none. Raises StageFailed if it does not
+    rebuild exactly.
     """
     from components import models
 
+    if model.spec.status == "not built":
+        return _not_built(config, model.spec, model.spec.reason)
     before = Network(models.load(model), model.spec.input, model.spec.quantization)
-    after = config.apply(before, models.load(teacher), data, out)
+    try:
+        config.check(before.module)
+        after = config.apply(before, models.load(teacher), data, out)
+    except DoesNotApply as error:
+        out.note(f"not built: {error}")
+        return _not_built(config, model.spec, str(error))
     models.save(after.module, out.path)
     write_text_atomic(out.path / "history.json", json.dumps(after.history))
 
@@ -46,14 +55,28 @@ def run(
     return Result(spec, metrics)
 
 
+def _not_built(config: AnyMethod, model: ModelSpec, reason: str) -> Result[ModelSpec]:
+    """The manifest of a network that there is not: what it would have been, and why it is not."""
+    return Result(
+        model.model_copy(
+            update={
+                "methods": (*model.methods, config.label),
+                "status": "not built",
+                "reason": reason,
+                "parameters": 0,
+                "macs": 0,
+                "accuracy_top1": 0.0,
+            }
+        )
+    )
+
+
 def _describe(config: AnyMethod, model: ModelSpec, after: Network) -> ModelSpec:
     """The manifest of the compressed network; its channel plan starts from the architecture as built."""
     from components import models
     from components.models.channel_plan import channel_plan, layer_sizes
 
-    built = models.build(
-        model.architecture, in_channels=model.input.shape_chw[0], num_classes=len(model.class_names)
-    )
+    built = models.rebuild(model.model_copy(update={"channel_plan": None}))
     parameters, macs = models.count(after.module, model.input)
     return model.model_copy(
         update={

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -12,10 +13,28 @@ from typing import Any
 import numpy as np
 from pydantic import JsonValue
 
-from components.artifacts import Artifact, BundleSpec, EngineSpec, RegistrationSpec, copy_files
+from components import pictures
+from components.artifacts import (
+    Artifact,
+    BundleSpec,
+    EngineSpec,
+    PictureSpec,
+    RegistrationSpec,
+    copy_files,
+)
 from components.contract import Output, Result
-from components.deploy import standalone
-from components.deploy.contents import GOLDEN, OUTPUT, SCRIPT, TRITON_PLATFORMS, Contents
+from components.deploy import standalone, triton_repository
+from components.deploy.contents import (
+    GOLDEN,
+    GOLDEN_PICTURES,
+    OUTPUT,
+    PICTURES,
+    REQUIREMENTS,
+    SCRIPT,
+    TRITON_PLATFORMS,
+    TRITON_SCRIPT,
+    Contents,
+)
 from components.deploy.readme import readme
 from components.deploy.stage import DeployConfig
 from components.deploy.triton import config_pbtxt
@@ -23,6 +42,7 @@ from components.errors import GateFailed, StageFailed
 from components.goals import DECISION_FILE, DecisionRecord
 from components.images import to_x_nchw
 from components.targets import TARGETS
+from components.targets.base import Session
 
 _NOT_SERVED = (DECISION_FILE, "test_logits.npy")  # of the engine artifact: what led to its choice
 
@@ -48,14 +68,18 @@ def write_bundle(
         )
     contents = Contents(config, engine, decision, version.spec)
     _place_engine(contents, out.path)
+    session = _open(contents, out.path, out.threads)
     _write_golden_images(contents, out.path)
-    _write_json(out.path / "preprocessing.json", _preprocessing(contents.spec))
+    if contents.pictures:
+        _write_golden_pictures(contents, contents.pictures, session, out.path)
+    (out.path / REQUIREMENTS).write_text(_requirements(contents))
+    _write_json(out.path / "preprocessing.json", _preprocessing(contents))
     (out.path / "README.md").write_text(readme(contents))
     _write_json(out.path / "bundle.json", _bundle_json(contents, out.path))
     if contents.is_standalone:
-        verified = _verify_alone(out.path)
+        verified = _verify_alone(contents, out.path)
     else:
-        verified = _verify_by_target(contents, out.path, out.threads)
+        verified = _verify_by_target(contents, session, out.path)
     spec = BundleSpec(
         model_name=version.spec.model_name,
         engine_name=decision.chosen,
@@ -77,8 +101,9 @@ def _place_engine(contents: Contents, bundle: Path) -> None:
         (folder / name).rename(bundle / name)
     if contents.target in TRITON_PLATFORMS:
         (folder.parent / "config.pbtxt").write_text(config_pbtxt(contents))
+        shutil.copyfile(triton_repository.__file__, bundle / TRITON_SCRIPT)
     if contents.is_standalone:
-        (bundle / SCRIPT).write_bytes(Path(standalone.__file__).read_bytes())
+        shutil.copyfile(standalone.__file__, bundle / SCRIPT)
 
 
 def _write_golden_images(contents: Contents, bundle: Path) -> None:
@@ -96,7 +121,47 @@ def _write_golden_images(contents: Contents, bundle: Path) -> None:
     np.save(bundle / GOLDEN["images"], images_nhwc)
 
 
-def _preprocessing(spec: EngineSpec) -> dict[str, Any]:
+def _write_golden_pictures(contents: Contents, facts: PictureSpec, session: Session, bundle: Path) -> None:
+    """The module that reads pictures, files to try it with, and what the engine says of them.
+
+    Raises GateFailed if they have other pixels here than where the data were prepared.
+    """
+    shutil.copyfile(pictures.__file__, bundle / PICTURES)
+    folder = bundle / GOLDEN_PICTURES["folder"]
+    folder.mkdir()
+    for file in pictures.golden_files():
+        shutil.copyfile(file, folder / file.name)
+    as_noted = facts.model_dump(mode="json")
+    pixels = []
+    for name, sha256 in facts.golden_sha256:
+        pixels.append(pictures.read_golden(folder / name, as_noted))
+        if pictures.pixels_sha256(pixels[-1]) != sha256:
+            raise GateFailed(
+                f"{name} has other pixels here than where the data were prepared",
+                why=f"Pillow is {pictures.PILLOW_VERSION} here and was {facts.pillow} there",
+                fix="run this step with what prepare ran with, or prepare again",
+            )
+    logits = session.predict(to_x_nchw(np.stack(pixels), contents.spec.input))
+    np.save(bundle / GOLDEN_PICTURES["logits"], logits)
+
+
+def _requirements(contents: Contents) -> str:
+    """What the bundle's scripts need, in the versions that it was made with."""
+    lines = ["numpy>=2,<3"]
+    if contents.is_standalone:
+        package = "onnxruntime-gpu" if contents.runs_on_gpu else "onnxruntime"
+        lines.append(f"{package}=={contents.spec.identity['runtime'].split()[-1]}")
+    if contents.pictures:
+        lines.append(f"pillow=={contents.pictures.pillow}  # others may decode or resample otherwise")
+    return "\n".join(lines) + "\n"
+
+
+def _preprocessing(contents: Contents) -> dict[str, Any]:
+    spec = contents.spec
+    return _of_pixels(spec) | {"pictures": spec.input.model_dump(mode="json")["pictures"]}
+
+
+def _of_pixels(spec: EngineSpec) -> dict[str, Any]:
     channels, height, width = spec.input.shape_chw
     return {
         "takes": "uint8 pixels, 0 to 255, (rows, height, width, channels)",
@@ -131,6 +196,7 @@ def _bundle_json(contents: Contents, bundle: Path) -> dict[str, Any]:
         "inputs": [{"name": spec.input.name, "datatype": "FP32", "shape": (-1, *spec.input.shape_chw)}],
         "outputs": [{"name": OUTPUT, "datatype": "FP32", "shape": (-1, len(spec.class_names))}],
         "golden": {**GOLDEN, "tolerance": contents.config.tolerance},
+        "golden_pictures": GOLDEN_PICTURES if contents.pictures else None,
         "measured": contents.decision.figures.model_dump(mode="json"),
         "files": _digests(bundle),
     }
@@ -169,7 +235,7 @@ def _write_json(path: Path, value: Any) -> None:
 # -------------------------------------------------------------------------------------------------- verifying
 
 
-def _verify_alone(bundle: Path) -> tuple[str, ...]:
+def _verify_alone(contents: Contents, bundle: Path) -> tuple[str, ...]:
     """Let the bundle check itself in a process where neither torch nor this project can be imported."""
     script = [sys.executable, "-I", "-B", "-c", _CLEAN, str(bundle / SCRIPT)]
     done = subprocess.run(script, cwd=bundle, capture_output=True, text=True)
@@ -181,14 +247,24 @@ def _verify_alone(bundle: Path) -> tuple[str, ...]:
         "the SHA-256 of every file",
         "the preprocessing of the golden images",
         f"the golden logits, to {answer['max_abs_error']:.1g}, and every class",
+        *_of_pictures(contents),
         "all of it in a process without torch",
     )
 
 
-def _verify_by_target(contents: Contents, bundle: Path, threads: int) -> tuple[str, ...]:
-    """Load the engine from the bundle with its target's own loader, on the hardware it is bound to."""
+def _of_pictures(contents: Contents) -> tuple[str, ...]:
+    if not contents.pictures:
+        return ()
+    return (f"the pixels of {len(contents.pictures.golden_sha256)} golden pictures, bit for bit",)
+
+
+def _open(contents: Contents, bundle: Path, threads: int) -> Session:
+    """The engine in the bundle, by its target's own loader, on the hardware it is bound to."""
     target = TARGETS[contents.target].model_validate(_without_paths(contents.spec.target))
-    session = target.load(bundle / contents.engine_folder, contents.spec, threads=threads)
+    return target.load(bundle / contents.engine_folder, contents.spec, threads=threads)
+
+
+def _verify_by_target(contents: Contents, session: Session, bundle: Path) -> tuple[str, ...]:
     images_nhwc, expected = (
         np.load(bundle / GOLDEN[name], allow_pickle=False) for name in ("images", "logits")
     )
@@ -203,4 +279,5 @@ def _verify_by_target(contents: Contents, bundle: Path, threads: int) -> tuple[s
     return (
         "the preprocessing of the golden images",
         f"the golden logits, to {error:.1g}, and every class",
+        *_of_pictures(contents),
     )

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from components.artifacts import Artifact, EngineSpec, RegistrationSpec
+from components.artifacts import Artifact, EngineSpec, PictureSpec, RegistrationSpec
 from components.deploy.stage import DeployConfig
 from components.goals import DecisionRecord
 
 SCRIPT = "bundle.py"
 GOLDEN = {"images": "golden_images_nhwc.npy", "x": "golden_x_nchw.npy", "logits": "golden_logits.npy"}
+PICTURES = "pictures.py"  # a copy of components/pictures.py
+GOLDEN_PICTURES = {"folder": "golden_pictures", "logits": "golden_picture_logits.npy"}
+TRITON_SCRIPT = "triton_repository.py"
+REQUIREMENTS = "requirements.txt"
 OUTPUT = "logits"
 TRITON_PLATFORMS = {"onnx": "onnxruntime_onnx", "tensorrt": "tensorrt_plan"}  # what Triton calls our targets
 
@@ -29,15 +33,20 @@ class Contents:
         return self.engine.spec
 
     @property
+    def pictures(self) -> PictureSpec | None:
+        """How a picture's file becomes pixels; None if the data were prepared before that was noted."""
+        return self.spec.input.pictures
+
+    @property
     def target(self) -> str:
         """The name of the target that built the engine."""
         return str(self.spec.target["target"])
 
     @property
     def engine_folder(self) -> str:
-        """Where the engine's files lie; for what Triton serves, version 1 in a model repository of its."""
+        """Where the engine's files lie; for what Triton serves, a version in a model repository of its."""
         if self.target in TRITON_PLATFORMS:
-            return f"model_repository/{self.version.model_name}/1"
+            return f"model_repository/{self.version.model_name}/{self.version.version}"
         return "engine"
 
     @property

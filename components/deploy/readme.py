@@ -1,8 +1,20 @@
-"""The README of a bundle: what it is, and the three ways to serve it."""
+"""The README of a bundle: what it is, how it reads pictures, and the three ways to serve it."""
 
 from __future__ import annotations
 
-from components.deploy.contents import GOLDEN, OUTPUT, SCRIPT, TRITON_PLATFORMS, Contents
+import textwrap
+from pathlib import Path
+
+from components.deploy.contents import (
+    GOLDEN,
+    OUTPUT,
+    PICTURES,
+    REQUIREMENTS,
+    SCRIPT,
+    TRITON_PLATFORMS,
+    TRITON_SCRIPT,
+    Contents,
+)
 from components.measurements import Interval
 
 
@@ -10,7 +22,7 @@ def readme(contents: Contents) -> str:
     """The text of README.md. Its Python snippets run as they stand, in the bundle's folder."""
     ways = [_in_python(contents), _on_a_server(contents), _from_the_registry(contents)]
     numbered = [f"## {number}. {way}" for number, way in enumerate((way for way in ways if way), 1)]
-    return "\n".join([_head(contents), *numbered])
+    return "\n".join([_head(contents), _on_pictures(contents), *numbered])
 
 
 def _head(contents: Contents) -> str:
@@ -52,9 +64,67 @@ def _self_check(contents: Contents) -> str:
     if not contents.is_standalone:
         return ""
     return f"""
-On the machine that will serve it, check it first; it needs numpy and onnxruntime only:
+On the machine that will serve it, check it first. `{REQUIREMENTS}` has what it needs: numpy and onnxruntime,
+and Pillow if it is to read pictures.
 
     python {SCRIPT}
+"""
+
+
+def _on_pictures(contents: Contents) -> str:
+    facts = contents.pictures
+    if facts is None:
+        return """\
+## Pictures
+
+This bundle takes pixels and no picture files: when its data were prepared, it was not noted how pictures are
+read.
+"""
+    colour = "grey (299 R + 587 G + 114 B) / 1000" if facts.mode == "L" else "RGB"
+    (height, width), (within_height, within_width) = facts.size_hw, facts.fit_within_hw
+    if facts.resize == "none":
+        size = f"All have to be {width} x {height} (width x height), as the training pictures were."
+    else:
+        size = (
+            f"Larger ones are shrunk in proportion into {within_width} x {within_height} (width x height,"
+            f" {facts.resampling.title()}), smaller ones are not enlarged, and black around makes them"
+            f" {width} x {height}."
+        )
+    if facts.data_from == "pictures":
+        origin = f"as the training pictures were, bit for bit where Pillow is {facts.pillow}"
+    else:
+        origin = (
+            "by convention: the training images came as arrays, not from files. Give pictures that look like"
+            " them"
+        )
+    told = (
+        f"`{PICTURES}` turns a {' or '.join(facts.formats)} file into pixels, {origin}. Pictures are turned"
+        f" upright by their EXIF tag, laid on black where they are transparent, and made {colour}. {size}"
+        " The facts are in preprocessing.json under `pictures`."
+    )
+    return f"""\
+## Pictures
+
+{textwrap.fill(told, 110)}
+{_pictures_alone() if contents.is_standalone else _pictures_elsewhere()}"""
+
+
+def _pictures_alone() -> str:
+    return f"""
+    python {SCRIPT} photo.jpg scan.png          the class of each, and its probability
+    python {SCRIPT} --json photo.jpg scan.png   the same for programs
+"""
+
+
+def _pictures_elsewhere() -> str:
+    return f"""
+```python
+import json, pathlib
+from {Path(PICTURES).stem} import read
+
+facts = json.load(open("preprocessing.json"))["pictures"]
+images_nhwc = read(pathlib.Path("photo.jpg"), facts)[None]
+```
 """
 
 
@@ -104,8 +174,14 @@ print([how["class_names"][row] for row in logits.argmax(axis=1)])
 ```
 
 `{SCRIPT}` does the same and checks the files before it opens them: `python {SCRIPT} IMAGES.npy`, or
-`from bundle import Model` and `Model().predict(images_nhwc)`.
+`from bundle import Model`, `Model().predict(images_nhwc)`{_reads(contents)}.
 """
+
+
+def _reads(contents: Contents) -> str:
+    if not contents.pictures:
+        return ""
+    return ' and `Model().read("photo.jpg")`, which gives images_nhwc of a picture'
 
 
 def _on_a_server(contents: Contents) -> str:
@@ -123,6 +199,14 @@ engine and its answers.
 
     docker run --rm -p 8000:8000{gpus} -v "$PWD/model_repository:/models:ro" \\
       "$TRITON_IMAGE" tritonserver --model-repository=/models
+
+To serve it beside other versions of the model, place it into the repository that the server has:
+
+    python {TRITON_SCRIPT} REPOSITORY
+
+It becomes version {contents.version.version} there, as in the model registry. Nothing that is there is
+replaced, and what does not fit is refused.
+{_which_versions(contents)}
 
 In KServe, copy `model_repository/` to storage that the cluster reads, and name that folder as `storageUri` of
 an InferenceService with `modelFormat: {{name: {contents.target}}}` and `runtime: kserve-tritonserver`.
@@ -149,6 +233,15 @@ logits = np.reshape(output["data"], output["shape"])
 print([how["class_names"][row] for row in logits.argmax(axis=1)])
 ```
 """
+
+
+def _which_versions(contents: Contents) -> str:
+    name, number = contents.version.model_name, contents.version.version
+    if contents.config.serve_versions == "latest":
+        return "Triton serves the highest version (`version_policy` in `config.pbtxt`)."
+    return f"""\
+Triton serves all versions (`version_policy` in `config.pbtxt`): this one is
+`/v2/models/{name}/versions/{number}/infer`, and requests that name no version get the highest."""
 
 
 def _from_the_registry(contents: Contents) -> str:

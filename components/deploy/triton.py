@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from components.deploy.contents import OUTPUT, TRITON_PLATFORMS, Contents
 
+_SERVED = {"all": "all { }", "latest": "latest { num_versions: 1 }"}
+
 
 def config_pbtxt(contents: Contents) -> str:
     """`config.pbtxt`: shapes are without the batch, which Triton forms from requests up to a limit."""
@@ -30,4 +32,5 @@ instance_group [
   {{ count: 1 kind: {"KIND_GPU" if contents.runs_on_gpu else "KIND_CPU"} }}
 ]
 dynamic_batching {{ }}
+version_policy: {{ {_SERVED[contents.config.serve_versions]} }}
 """

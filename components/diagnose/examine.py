@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import traceback
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -12,15 +14,17 @@ from components.artifacts import Artifact, DatasetSpec, EngineSpec
 from components.contract import Output, Result, validate
 from components.diagnose.facts import Facts, Peer
 from components.diagnose.layers import Profile
-from components.diagnose.roofs import Device, Judged, Roofs, model_bound, total
+from components.diagnose.roofs import Device, Judged, Roofs, model_bound, share_of_roof, total
 from components.diagnose.rules import findings
 from components.diagnose.stage import DiagnoseConfig
 from components.diagnose.verdict import verdict
+from components.errors import HpmlError, Terminated
 from components.images import load_split, to_x_nchw
 from components.measurements import (
     CeilingsSpec,
     DiagnosisSpec,
     EngineDiagnosis,
+    EngineFigures,
     LayerFigures,
     MeasurementsSpec,
 )
@@ -53,21 +57,38 @@ def examine(
     notes = []
     for index, (name, engine) in enumerate(engines.items()):
         reason = _why_not(name, engine, measured)
-        if reason:
-            diagnoses[name] = EngineDiagnosis(status="not diagnosed", reason=reason)
-        else:
-            profile = _profiled(config, engine, measured.threads, data, out)
+        if not reason:
             device = _device(engine.spec)
             roofs.setdefault(device, Roofs(ceilings, threads=measured.threads, device=device))
-            facts = facts_of(name, engines, measured, profile, roofs[device])
-            diagnoses[name] = _diagnosis(facts, layers=config.layers)
-            notes += [f"{name}: {note}" for note in profile.notes]
+            try:
+                profile = _profiled(config, engine, measured.threads, data, out)
+                facts = facts_of(name, engines, measured, profile, roofs[device])
+                diagnoses[name] = diagnosis_of(facts, layers=config.layers)
+                notes += [f"{name}: {note}" for note in (*profile.notes, *above_roof(facts))]
+            except Terminated:
+                raise
+            except Exception as error:  # whatever a runtime may raise: the other engines are diagnosed
+                traceback.print_exc()
+                named = str(error) if isinstance(error, HpmlError) else f"{type(error).__name__}: {error}"
+                reason = " ".join(named.split())[:300]
+        if reason:
+            diagnoses[name] = EngineDiagnosis(status="not diagnosed", reason=reason)
         out.progress(index + 1, len(engines), "engines", name)
     notes = [note for of_device in roofs.values() for note in of_device.notes()] + notes
     spec = DiagnosisSpec(threads=measured.threads, engines=diagnoses, notes=tuple(notes))
     shares = {name: one.share_of_roof for name, one in diagnoses.items()}
     metrics = {f"share_of_roof/{name}": share for name, share in shares.items() if share is not None}
     return Result(spec, metrics=metrics)
+
+
+def above_roof(facts: Facts) -> Iterator[str]:
+    """Why some shares of a ceiling are not given."""
+    above = [judged.layer.name for judged in facts.layers if judged.is_above_roof]
+    if above:
+        yield (
+            f"{len(above)} of {len(facts.layers)} layers were faster than the ceilings measured here, "
+            f"such as {above[0]}: these are too low for them, and a share of them is not given"
+        )
 
 
 def _why_not(name: str, engine: Artifact[EngineSpec], measured: MeasurementsSpec) -> str:
@@ -118,10 +139,10 @@ def _profiled(
             cast("PlanSession", session), engine.path / GRAPH, engine.spec.input, x_nchw, config=config
         )
     from components.diagnose import onnx_profile
+    from components.targets.onnx_session import single_requests
 
-    return onnx_profile.profile(
-        engine.path / engine.spec.file, x_nchw, threads=threads, config=config, scratch=out.scratch
-    )
+    file, requests = engine.path / engine.spec.file, single_requests({engine.spec.input.name: x_nchw})
+    return onnx_profile.profile(file, requests, threads=threads, config=config, scratch=out.scratch)
 
 
 # -------------------------------------------------------------------------------------------------- the facts
@@ -132,15 +153,27 @@ def facts_of(
 ) -> Facts:
     """All that was measured of the engine `name`, its layers under `roofs`."""
     figures = measured.engines[name]
+    alone = facts_of_file(name, figures, profile, roofs, measured.threads)
+    methods = figures.methods
+    return replace(
+        alone,
+        spec=engines[name].spec,
+        unquantized=_peer(name, engines, measured, without={"quantize"}) if "quantize" in methods else None,
+        # Distilling changes weights and no shape.
+        unpruned=_peer(name, engines, measured, without={"prune", "distill"}) if "prune" in methods else None,
+    )
+
+
+def facts_of_file(name: str, figures: EngineFigures, profile: Profile, roofs: Roofs, threads: int) -> Facts:
+    """The same of an engine that no other can be held against."""
     assert figures.latency_ms_p50 is not None
     time_us = 1e3 * figures.latency_ms_p50.value
     all_weight_bytes = sum(layer.weight_bytes for layer in profile.layers)
     layers = tuple(roofs.judge(layer, all_weight_bytes=all_weight_bytes) for layer in profile.layers)
     peaks = {precision: roofs.gflop_per_s(precision) for precision in ("fp32", "fp16", "bf16", "int8")}
-    methods = figures.methods
     return Facts(
         name=name,
-        spec=engines[name].spec,
+        spec=figures,
         figures=figures,
         profile=profile,
         layers=layers,
@@ -148,13 +181,10 @@ def facts_of(
         roof_us=total([judged.roof_us for judged in layers]),
         bound=model_bound(layers, time_us),
         device=roofs.device,
-        threads=measured.threads,
+        threads=threads,
         lanes=vector_lanes() if roofs.device == "cpu" else None,
         peaks={precision: peak for precision, peak in peaks.items() if peak is not None},
         sign_rates=roofs.sign_rates(),
-        unquantized=_peer(name, engines, measured, without={"quantize"}) if "quantize" in methods else None,
-        # Distilling changes weights and no shape.
-        unpruned=_peer(name, engines, measured, without={"prune", "distill"}) if "prune" in methods else None,
     )
 
 
@@ -179,7 +209,7 @@ def _peer(name: str, engines: Engines, measured: MeasurementsSpec, *, without: s
 # -------------------------------------------------------------------------------------------- what is written
 
 
-def _diagnosis(facts: Facts, *, layers: int) -> EngineDiagnosis:
+def diagnosis_of(facts: Facts, *, layers: int) -> EngineDiagnosis:
     """The figures of the whole engine, and of its slowest `layers` in the order they run."""
     found = findings(facts)
     by_time = sorted(enumerate(facts.layers), key=lambda item: -item[1].layer.time_us)
@@ -192,7 +222,7 @@ def _diagnosis(facts: Facts, *, layers: int) -> EngineDiagnosis:
         time_us=round(facts.time_us, 3),
         profiled_us=round(facts.profiled_us, 3),
         roof_us=_rounded(facts.roof_us),
-        share_of_roof=_rounded(facts.roof_us / facts.time_us if facts.roof_us is not None else None),
+        share_of_roof=_rounded(share_of_roof(facts.roof_us, facts.time_us)),
         bound=facts.bound,
         layers=tuple(_layer_figures(facts.layers[index]) for index in kept),
         verdict=verdict(facts, found),

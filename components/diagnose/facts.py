@@ -33,14 +33,15 @@ class Peer:
 class Facts:
     """What is known of an engine.
 
-    time_us: p50 of the benchmark at batch 1. device: what it runs on, whose ceilings the layers are under.
-    peaks: the fastest GEMM of each precision, Gflop/s. lanes: fp32 numbers in a vector of this CPU; None on a
-    GPU. unquantized: the engine of the same network before it was quantized; unpruned: that of the network
-    before channels were removed, in the same precision; both on the same target.
+    spec: what it was built as; of a bare file, which does not say it, the figures stand in. time_us: p50 of
+    the benchmark at batch 1. device: what it runs on, whose ceilings the layers are under. peaks: the fastest
+    GEMM of each precision, Gflop/s. lanes: fp32 numbers in a vector of this CPU; None on a GPU. unquantized:
+    the engine of the same network before it was quantized; unpruned: that of the network before channels were
+    removed, in the same precision; both on the same target.
     """
 
     name: str
-    spec: EngineSpec
+    spec: EngineSpec | EngineFigures
     figures: EngineFigures
     profile: Profile
     layers: tuple[Judged, ...]

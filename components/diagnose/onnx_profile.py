@@ -10,7 +10,7 @@ import json
 import math
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
@@ -19,14 +19,14 @@ from typing import Any
 import numpy as np
 import onnx
 import onnxruntime
-from numpy.typing import NDArray
 from onnx import TensorProto, helper, numpy_helper
 
 from components.diagnose import onnx_counts
 from components.diagnose.layers import Layer, Precision, Profile, requests_within, typical_us
 from components.diagnose.onnx_counts import Node, Shape
 from components.diagnose.stage import DiagnoseConfig
-from components.targets.onnx_session import PROVIDERS, OnnxSession, latencies_ms, session_options
+from components.errors import disk_full_explained
+from components.targets.onnx_session import PROVIDERS, Feeds, OnnxSession, latencies_ms, session_options
 
 _EVENT = "_kernel_time"
 _EMPTY_KERNELS = 16
@@ -36,25 +36,26 @@ _MOST_EVENTS = 8_000  # each is a kilobyte of JSON
 _ITEMSIZE = {"float": 4, "float16": 2, "bfloat16": 2, "uint8": 1, "int8": 1, "bool": 1, "int32": 4}
 _LARGE_ITEMSIZE = 8  # int64, double
 
-Images = NDArray[np.float32]  # (images, channels, height, width)
+Requests = Sequence[Feeds]  # each with a batch of 1
 
 
-def profile(file: Path, x_nchw: Images, *, threads: int, config: DiagnoseConfig, scratch: Path) -> Profile:
-    """The layers of the ONNX file on the CPU, one image of `x_nchw` a request."""
-    one, all_ = _threads_compared(file, x_nchw, threads)
+def profile(file: Path, cycled: Requests, *, threads: int, config: DiagnoseConfig, scratch: Path) -> Profile:
+    """The layers of the ONNX file on the CPU; the requests are those of `cycled`, again and again."""
+    one, all_ = _threads_compared(file, cycled, threads)
     graph = onnx.load(file)
-    most = min(config.requests, max(_LEAST_REQUESTS, _MOST_EVENTS // len(graph.graph.node)))
+    most = min(config.requests, max(_LEAST_REQUESTS, _MOST_EVENTS // max(1, len(graph.graph.node))))
     requests = requests_within(config.seconds, all_ / 1e3, least=_LEAST_REQUESTS, most=most)
-    with tempfile.TemporaryDirectory(dir=scratch) as folder:
+    # ONNX Runtime does not say that a profile or a graph was cut short.
+    with tempfile.TemporaryDirectory(dir=scratch) as folder, disk_full_explained(folder):
         place = Path(folder)
         named = place / "named.onnx"
         _name_all_nodes(graph)
         onnx.save(graph, named)
-        durations_us, shapes = _events(named, x_nchw, requests, threads, place)
+        durations_us, shapes = _events(named, cycled, requests, threads, place)
         times_us = _without_profiler(durations_us, threads, place)
         layers = _layers(_optimized(place / "run.onnx"), _unblocked(named, place), times_us, shapes)
-        signed_us, unsigned_us = _signs_compared(file, graph, x_nchw, place)
-    return Profile(layers, one, all_, signed_us, unsigned_us)
+        signed_us, unsigned_us = _signs_compared(file, graph, cycled, place)
+    return Profile(layers, one, all_, signed_us, unsigned_us, _too_short(times_us))
 
 
 # ------------------------------------------------------------------------------------- running with a profile
@@ -70,7 +71,7 @@ def _name_all_nodes(graph: onnx.ModelProto) -> None:
 
 
 def _events(
-    file: Path, x_nchw: Images, requests: int, threads: int, place: Path
+    file: Path, cycled: Requests, requests: int, threads: int, place: Path
 ) -> tuple[dict[str, list[float]], dict[str, tuple[Shapes, Shapes]]]:
     """Durations in microseconds of each node, and the shapes of its inputs and outputs."""
     options = session_options(threads)
@@ -78,10 +79,8 @@ def _events(
     options.profile_file_prefix = str(place / "profile")
     options.optimized_model_filepath = str(place / "run.onnx")
     session = onnxruntime.InferenceSession(file, options, providers=PROVIDERS["cpu"])
-    name = session.get_inputs()[0].name
     for index in range(_WARMUP + requests):
-        row = index % len(x_nchw)
-        session.run(None, {name: x_nchw[row : row + 1]})
+        session.run(None, cycled[index % len(cycled)])
     events = json.loads(Path(session.end_profiling()).read_bytes())
     durations_us: dict[str, list[float]] = defaultdict(list)
     shapes = {}
@@ -109,10 +108,30 @@ def _without_profiler(durations_us: dict[str, list[float]], threads: int, place:
     (place / "empty").mkdir()
     onnx.save(model, place / "empty" / "kernels.onnx")
     empty_us, _ = _events(
-        place / "empty" / "kernels.onnx", np.zeros(1, np.float32), 50, threads, place / "empty"
+        place / "empty" / "kernels.onnx",
+        [{links[0]: np.zeros(1, np.float32)}],
+        50,
+        threads,
+        place / "empty",
     )
     cost_us = min(typical_us(times) for times in empty_us.values())
     return {node: max(0.0, typical_us(times) - cost_us) for node, times in durations_us.items()}
+
+
+def _too_short(times_us: dict[str, float]) -> tuple[str, ...]:
+    """A note on the nodes whose time cannot be told from what the profiler adds to it."""
+    count = sum(time_us == 0 for time_us in times_us.values())
+    if not count:
+        return ()
+    verb, times = (
+        ("is", "its time is not known and counts")
+        if count == 1
+        else ("are", "their times are not known and count")
+    )
+    return (
+        f"{count} of {len(times_us)} {'layer' if len(times_us) == 1 else 'layers'} {verb} too short for ONNX "
+        f"Runtime's profile, which counts whole microseconds: {times} as outside the layers",
+    )
 
 
 Shapes = list[tuple[str, Shape]]  # element type as ONNX Runtime spells it, and shape
@@ -247,17 +266,17 @@ def _precision(op: str, given: Shapes) -> Precision:
 # ------------------------------------------------------------------------------------------------ comparisons
 
 
-def _threads_compared(file: Path, x_nchw: Images, threads: int) -> tuple[float, float]:
+def _threads_compared(file: Path, cycled: Requests, threads: int) -> tuple[float, float]:
     """Microseconds of a request with one thread, and with `threads`."""
     sessions = {"one": OnnxSession(file, device="cpu", threads=1)}
     if threads > 1:
         sessions["all"] = OnnxSession(file, device="cpu", threads=threads)
-    measured = _in_turns(sessions, x_nchw)
+    measured = _in_turns(sessions, cycled[0])
     return measured["one"], measured.get("all", measured["one"])
 
 
 def _signs_compared(
-    file: Path, graph: onnx.ModelProto, x_nchw: Images, place: Path
+    file: Path, graph: onnx.ModelProto, cycled: Requests, place: Path
 ) -> tuple[float | None, float | None]:
     """Microseconds of a request as it is, and with signed activations made unsigned; None if none are."""
     if not _make_unsigned(graph):
@@ -268,18 +287,16 @@ def _signs_compared(
             "signed": OnnxSession(file, device="cpu", threads=1),
             "unsigned": OnnxSession(place / "unsigned.onnx", device="cpu", threads=1),
         },
-        x_nchw,
+        cycled[0],
     )
     return measured["signed"], measured["unsigned"]
 
 
-def _in_turns(sessions: dict[str, OnnxSession], x_nchw: Images) -> dict[str, float]:
+def _in_turns(sessions: dict[str, OnnxSession], request: Feeds) -> dict[str, float]:
     """Microseconds of a request to each session, in about a third of a second."""
-    once_ms = sum(latencies_ms(sessions, x_nchw[:1], rounds=2, requests=1).values())
+    once_ms = sum(latencies_ms(sessions, request, rounds=2, requests=1).values())
     rounds = requests_within(0.3, once_ms, least=3, most=200)
-    return {
-        name: 1e3 * ms for name, ms in latencies_ms(sessions, x_nchw[:1], rounds=rounds, requests=1).items()
-    }
+    return {name: 1e3 * ms for name, ms in latencies_ms(sessions, request, rounds=rounds, requests=1).items()}
 
 
 def _make_unsigned(graph: onnx.ModelProto) -> bool:

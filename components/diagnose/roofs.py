@@ -39,20 +39,37 @@ class Judged:
 
     @property
     def share_of_roof(self) -> float | None:
-        """The least time as a share of the measured one; None where it does no arithmetic."""
+        """See `share_of_roof`; None also where it does no arithmetic."""
+        return share_of_roof(self.roof_us, self.layer.time_us) if self.layer.flops else None
+
+    @property
+    def is_above_roof(self) -> bool:
+        """Whether it was faster than the ceilings allow: then they are too low to be its ceilings."""
         if self.roof_us is None or not self.layer.flops or not self.layer.time_us:
-            return None
-        return self.roof_us / self.layer.time_us
+            return False
+        return self.roof_us > self.layer.time_us
 
     @property
     def bound(self) -> Bound | None:
-        """What it spends its time on."""
+        """What it spends its time on; None where that is too short to be told."""
+        if not self.layer.time_us:
+            return None
         return bound_of(self.compute_us, self.memory_us, self.roof_us, self.layer.time_us)
 
     @property
     def excess_us(self) -> float:
         """The time beyond what the ceilings allow; all of it where they are unknown."""
         return max(0.0, self.layer.time_us - (self.roof_us or 0.0))
+
+
+def share_of_roof(roof_us: float | None, time_us: float) -> float | None:
+    """The least time that the ceilings allow as a share of the measured one.
+
+    None where one is unknown, and above 1: what was faster than a ceiling shows that the ceiling is too low.
+    """
+    if roof_us is None or not time_us or roof_us > time_us:
+        return None
+    return roof_us / time_us
 
 
 def bound_of(

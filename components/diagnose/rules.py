@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
 from components.diagnose.facts import Facts, is_tiny, time_of
-from components.diagnose.roofs import Judged
+from components.diagnose.roofs import Judged, share_of_roof
 from components.measurements import Finding, Interval
 
 # A finding has to be worth a reader's time: shares of a request below these are not mentioned.
@@ -109,18 +109,24 @@ def _dispatch(facts: Facts) -> Evidence | None:
         return None
     return Evidence(
         f"{milliseconds(facts.roof_us)} of work at the machine's ceilings in {milliseconds(facts.time_us)}: "
-        f"{len(tiny)} of {_plural(len(facts.layers), 'layer')} have too little work to pay for being started "
-        f"({milliseconds(time_of(tiny))}), and {milliseconds(facts.outside_us)} pass outside the layers",
+        f"{len(tiny)} of {_plural(len(facts.layers), 'layer')} {_verb(len(tiny), 'have', 'has')} too little "
+        f"work to pay for being started ({milliseconds(time_of(tiny))}), {_too_short(facts)}"
+        f"and {milliseconds(facts.outside_us)} pass outside the layers",
         facts.dispatch_us,
     )
 
 
+def _too_short(facts: Facts) -> str:
+    count = sum(not judged.layer.time_us for judged in facts.layers)
+    return f"{count} {_verb(count, 'are', 'is')} too short to be timed, " if count else ""
+
+
 def _near_arithmetic_ceiling(facts: Facts) -> Evidence | None:
-    if facts.bound != "compute" or facts.roof_us is None or facts.roof_us < _NEAR_CEILING * facts.whole_us:
+    share = share_of_roof(facts.roof_us, facts.whole_us)
+    if facts.bound != "compute" or share is None or share < _NEAR_CEILING:
         return None
     return Evidence(
-        f"it runs at {percent(facts.roof_us / facts.whole_us)} of what the machine's arithmetic allows",
-        facts.roof_us,
+        f"it runs at {percent(share)} of what the machine's arithmetic allows", share * facts.whole_us
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from components.diagnose.facts import Facts
+from components.diagnose.roofs import share_of_roof
 from components.diagnose.rules import WORTH_IT, Found, milliseconds, percent
 
 
@@ -29,5 +30,9 @@ def _bound_in_words(facts: Facts) -> str:
         cause = "dispatch-bound" if mostly_dispatch else "bound by kernels far below their ceilings"
         work = "arithmetic" if facts.computes_more_than_it_moves else "memory traffic"
         return f"{cause}: {milliseconds(facts.roof_us)} of {work} in {time}"
-    share = percent(facts.roof_us / facts.time_us)
-    return f"{facts.bound}-bound: {time}, {share} of the machine's ceiling"
+    share = share_of_roof(facts.roof_us, facts.time_us)
+    if share is None:
+        return (
+            f"{facts.bound}-bound: {time}, faster than the ceilings measured here, which are too low for it"
+        )
+    return f"{facts.bound}-bound: {time}, {percent(share)} of the machine's ceiling"

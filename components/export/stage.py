@@ -22,11 +22,11 @@ def run(
     """Write an engine, its golden samples, and its logits on the test split.
 
     The engine is loaded again as its users will load it and compared with the model in torch over the whole
-    test split; beyond the target's tolerance the artifact is rejected. Where the machine lacks what the
-    target needs, the artifact says so and holds no engine.
+    test split; beyond the target's tolerance the artifact is rejected. Where there is no model, or the
+    machine lacks what the target needs, the artifact says so and holds no engine.
     """
     unbuilt = _describe(config, model.spec)
-    missing = config.missing()
+    missing = model.spec.reason or config.missing()
     built = NotBuilt(missing) if missing else config.build(model, data, out)
     if isinstance(built, NotBuilt):
         return Result(unbuilt.model_copy(update={"reason": built.reason}))

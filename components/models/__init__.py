@@ -48,14 +48,19 @@ def import_path(name: str) -> str:
 def build(architecture: ArchitectureSpec, *, in_channels: int, num_classes: int) -> nn.Module:
     """A freshly initialised network.
 
-    Raises ConfigInvalid if its module, its callable or its arguments are wrong.
+    Raises ConfigInvalid if its module, its callable or its arguments are wrong, if it does not fit into
+    memory, or if its code does not end.
     """
     from torch import nn
 
+    from components.models.limits import BUILD_S, memory_limit, require_fits, time_limit
+
     path = import_path(architecture.name)
     module_name, _, attribute = path.partition(":")
+    what = f"the model {architecture.name}"
     try:
-        factory = getattr(importlib.import_module(module_name), attribute)
+        with time_limit(BUILD_S, f"importing {module_name}"):
+            factory = getattr(importlib.import_module(module_name), attribute)
     except HpmlError:
         raise
     except Exception as error:  # a user's module can fail in any way
@@ -64,8 +69,16 @@ def build(architecture: ArchitectureSpec, *, in_channels: int, num_classes: int)
             why=f"{type(error).__name__}: {error}",
             fix="check the spelling; modules are looked for beside the recipe",
         ) from None
+
+    def make() -> nn.Module:
+        made: nn.Module = factory(in_channels=in_channels, num_classes=num_classes, **architecture.arguments)
+        return made
+
     try:
-        model = factory(in_channels=in_channels, num_classes=num_classes, **architecture.arguments)
+        with time_limit(BUILD_S, f"building {what}"), memory_limit(what):
+            if architecture.name in ARCHITECTURES:
+                require_fits(what, make)
+            model = make()
     except HpmlError:
         raise
     except Exception as error:
@@ -82,10 +95,24 @@ def build(architecture: ArchitectureSpec, *, in_channels: int, num_classes: int)
 def rebuild(spec: ModelSpec) -> nn.Module:
     """The network of a manifest, channel plan applied, weights not yet loaded."""
     model = build(spec.architecture, in_channels=spec.input.shape_chw[0], num_classes=len(spec.class_names))
+    materialise(model, spec.input)
     if spec.channel_plan:
         from components.models.channel_plan import apply_channel_plan
 
         apply_channel_plan(model, spec.channel_plan)
+    return model
+
+
+def materialise(model: nn.Module, input_spec: InputSpec) -> nn.Module:
+    """`model`, the sizes of its lazy layers (nn.LazyLinear and so on) found with an image, in place."""
+    import torch
+    from torch.nn.parameter import is_lazy
+
+    if any(is_lazy(tensor) for tensor in (*model.parameters(), *model.buffers())):
+        was_training = model.training
+        with torch.no_grad():
+            model.eval()(torch.zeros(1, *input_spec.shape_chw))
+        model.train(was_training)
     return model
 
 

@@ -29,4 +29,6 @@ class Cnn(nn.Module):
 
 def cnn(*, in_channels: int, num_classes: int, width: int = 16) -> Cnn:
     """The small network; `width` is the number of channels of its first convolution."""
+    if width < 1:
+        raise ValueError(f"width {width} is less than 1")
     return Cnn(in_channels, num_classes, width)

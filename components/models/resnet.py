@@ -57,4 +57,6 @@ class ResNet(nn.Module):
 
 def resnet18(*, in_channels: int, num_classes: int, width: int = 64) -> ResNet:
     """ResNet-18 for small images; `width` 64 is the standard network."""
+    if width < 1:
+        raise ValueError(f"width {width} is less than 1")
     return ResNet(in_channels, num_classes, width, (2, 2, 2, 2))

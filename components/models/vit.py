@@ -6,6 +6,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+MOST_BLOCKS = 1000
+
 
 class Block(nn.Module):
     """Self-attention and an MLP, each behind a layer norm and around a shortcut."""
@@ -72,6 +74,8 @@ def vit(
     heads: int = 4,
 ) -> Vit:
     """A vision transformer for square images of side `image_size`, cut into squares of side `patch`."""
+    if min(image_size, patch, dim, depth, heads) < 1 or depth > MOST_BLOCKS:
+        raise ValueError(f"sizes are from 1, and depth to {MOST_BLOCKS}; depth is {depth}")
     if image_size % patch or dim % heads:
         raise ValueError(
             f"image_size {image_size} must be a multiple of patch {patch}, dim {dim} of heads {heads}"

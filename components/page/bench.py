@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
-from components.measurements import EngineFigures, Interval, MeasurementsSpec, ScenarioFigures
+from components.measurements import (
+    EngineFigures,
+    Interval,
+    MeasurementsSpec,
+    OutputComparison,
+    ScenarioFigures,
+)
 from components.page.colours import colour_classes
 from components.page.costs import condition_facts, costs_section
 from components.page.elements import (
@@ -19,7 +25,7 @@ from components.page.elements import (
     keyed,
     table,
 )
-from components.page.format import TIMES, bounds, plain, shorten
+from components.page.format import ABSENT, TIMES, bounds, percent, plain, shorten
 from components.page.markup import Child, node
 from components.page.svg import Scale, dot, label, line, padded, picture, x_axis
 
@@ -35,8 +41,17 @@ _HOW = (
 # ------------------------------------------------------------------------------------------------- one bench
 
 
-def bench_page(measurements: MeasurementsSpec, *, facts: Mapping[str, str], notes: Sequence[str]) -> str:
-    """The whole HTML document of one bench. facts: what figures depend on. notes: what to keep in mind."""
+def bench_page(
+    measurements: MeasurementsSpec,
+    *,
+    facts: Mapping[str, str],
+    notes: Sequence[str],
+    outputs: Mapping[str, OutputComparison],
+) -> str:
+    """The whole HTML document of one bench.
+
+    facts: what figures depend on. notes: what to keep in mind. outputs: what each engine answers.
+    """
     classes = colour_classes(measurements.engines, reference=measurements.reference)
     title = _title(measurements)
     return document(
@@ -48,8 +63,9 @@ def bench_page(measurements: MeasurementsSpec, *, facts: Mapping[str, str], note
             node("p", _lead(measurements), class_="lead"),
             [node("p", note, class_="warning") for note in notes],
         ),
-        *(() if measurements.invalid else _figures_sections(measurements, classes)),
-        _conditions_section(measurements),
+        *(() if measurements.invalid else figures_sections(measurements, classes)),
+        _outputs_section(outputs, measurements.reference),
+        conditions_section(measurements),
         node("section", node("h2", "Machine and versions"), definitions(facts)),
         node("footer", node("p", _HOW, class_="note")),
     )
@@ -69,7 +85,8 @@ def _lead(measurements: MeasurementsSpec) -> str:
     return f"{measurements.rounds} rounds, {threads} each. Ratios are to {measurements.reference}."
 
 
-def _figures_sections(measurements: MeasurementsSpec, classes: Mapping[str, str]) -> list[Element | None]:
+def figures_sections(measurements: MeasurementsSpec, classes: Mapping[str, str]) -> list[Element | None]:
+    """Latency, throughput, scenarios and costs. classes: the colour of each engine."""
     engines = measurements.engines
     return [
         _latency_section(measurements, classes),
@@ -160,7 +177,67 @@ def metric_in_words(scenario: ScenarioFigures) -> str:
     return f"queries per second{bound}"
 
 
-def _conditions_section(measurements: MeasurementsSpec) -> Element:
+def _outputs_section(outputs: Mapping[str, OutputComparison], reference: str) -> Element | None:
+    rows = [
+        node("tr", [node("td", breakable(cell), data_label=name) for name, cell in row.items()])
+        for row in output_rows(outputs, reference)
+    ]
+    if not rows:
+        return None
+    return node(
+        "section",
+        node("h2", "Outputs"),
+        table(next(iter(output_rows(outputs, reference))), rows),
+        [node("p", sentence, class_="note") for sentence in outputs_in_words(outputs, reference)],
+    )
+
+
+def output_rows(outputs: Mapping[str, OutputComparison], reference: str) -> list[dict[str, str]]:
+    """A row for each output of each engine but the reference, by columns; none where there is no other."""
+    return [
+        {
+            "engine": name,
+            "output": f"{one.name} ({one.reference_name})" if one.reference_name else one.name,
+            "max difference": _tiny(one.max_abs_difference),
+            "relative": _tiny(one.max_rel_difference),
+            "same top-1": ABSENT if one.top1_agreement is None else percent(one.top1_agreement),
+            "NaN": f"{one.nan:,}",
+            "inf": f"{one.infinite:,}",
+        }
+        for name, comparison in outputs.items()
+        if name != reference
+        for one in comparison.outputs
+    ]
+
+
+def _tiny(value: float | None) -> str:
+    return ABSENT if value is None else f"{value:.2g}"
+
+
+def outputs_in_words(outputs: Mapping[str, OutputComparison], reference: str) -> list[str]:
+    """What the rows of `output_rows` are, and what could not be compared."""
+    said = []
+    for name, comparison in outputs.items():
+        if comparison.reason:
+            said.append(f"The outputs of {name} were not compared: {comparison.reason}.")
+        said += [
+            f"Output {one.name!r} of {name} was not compared: {one.reason}."
+            for one in comparison.outputs
+            if one.reason
+        ]
+    requests = max((comparison.requests for comparison in outputs.values()), default=0)
+    if requests:
+        said.append(
+            f"Outputs: the largest difference from what {reference} answers to the same {requests} random "
+            "requests; relative: to the largest number of that output. Same top-1: of outputs (1, classes), "
+            "the share of requests with the same class. Inputs are random, so this is no accuracy. In "
+            "parentheses: another name there."
+        )
+    return said
+
+
+def conditions_section(measurements: MeasurementsSpec) -> Element:
+    """How quiet the machine was while it measured."""
     told = {
         **condition_facts(measurements.conditions),
         "cost of timing": f"{plain(measurements.harness_us_per_request, significant=2)} µs a request",

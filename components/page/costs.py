@@ -49,7 +49,7 @@ def _cells(costs: ResourceFigures, size_bytes: int) -> list[list[Child]]:
     return [
         interval_cell(costs.cold_start_ms),
         interval_cell(costs.load_ms),
-        [_bytes(costs.peak_rss_bytes)],
+        [_bytes(costs.peak_rss_bytes), None if costs.peak_rss_bytes else node("small", "not measured")],
         [_bytes(size_bytes)],
         interval_cell(costs.energy_mj_per_request, "not measured"),
     ]
@@ -69,7 +69,8 @@ def condition_facts(conditions: Conditions) -> dict[str, str]:
             f": {causes}" if causes else ""
         )
     if conditions.probe_spread is not None:
-        facts["GEMM probe"] = f"at most {percent(conditions.probe_spread)} slower than at its best"
+        slower = percent(conditions.probe_spread)
+        facts["GEMM probe"] = f"in the slices that count at most {slower} slower than at its best"
     if conditions.cpu_pressure is not None:
         pressure = percent(conditions.cpu_pressure)
         facts["CPU pressure"] = f"{pressure} of the time some task waited for a CPU, ours included"

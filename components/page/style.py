@@ -82,7 +82,7 @@ svg text.strong { font-weight: 700 }
 svg text.small { font-size: 10.5px }
 svg .grid { stroke: var(--grid) }
 svg .rule { stroke: var(--rule) }
-svg .leader { stroke: var(--ink2); stroke-width: 0.8 }
+svg .leader { stroke: var(--k, var(--ink2)); stroke-width: 1 }
 svg .floor { stroke: var(--ink2); stroke-dasharray: 5 4 }
 svg .front { stroke: var(--ink2); stroke-width: 1.5; fill: none; opacity: 0.65 }
 svg .whisker { stroke: var(--k); stroke-width: 1.5; opacity: 0.55 }

@@ -1,4 +1,4 @@
-"""What our pictures are drawn with, in pixels: scales with round ticks, axes, labels that do not overlap."""
+"""What our pictures are drawn with, in pixels: scales with round ticks, axes, shapes, text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from components.page.markup import Child, node, number
 
 FONT_PX = 12
 _CHARACTER_PX = 0.56 * FONT_PX  # a little more than the average of a sans-serif
-_LINE_PX = 15
 
 
 def text_width(text: str) -> float:
@@ -152,89 +151,3 @@ def y_axis(scale: Scale, left: float, right: float, title: str, *, unit: str = "
     for tick, text in zip(ticks, tick_labels(scale, ticks), strict=True):
         drawn.append(label(text + unit, left - 8, scale(tick) + 4, anchor="end"))
     return [*drawn, label(title, 0, min(scale.start, scale.end) - 12, "axis")]
-
-
-# ------------------------------------------------------------------------------------------ placing of labels
-
-
-@dataclass(frozen=True)
-class Box:
-    """A rectangle."""
-
-    left: float
-    top: float
-    right: float
-    bottom: float
-
-    @classmethod
-    def around(cls, one: tuple[float, float], other: tuple[float, float]) -> Box:
-        """The box of which two points (x, y) are opposite corners."""
-        (x1, y1), (x2, y2) = one, other
-        return cls(min(x1, x2), min(y1, y2), max(x1, x2), max(y1, y2))
-
-    def overlaps(self, other: Box) -> bool:
-        """Whether the two have an area in common."""
-        return (
-            self.left < other.right
-            and other.left < self.right
-            and self.top < other.bottom
-            and other.top < self.bottom
-        )
-
-    def inside(self, other: Box) -> bool:
-        """Whether it lies within `other`."""
-        return (
-            self.left >= other.left
-            and self.right <= other.right
-            and self.top >= other.top
-            and self.bottom <= other.bottom
-        )
-
-
-def place_labels(
-    points: Sequence[tuple[float, float]], texts: Sequence[str], lines: Sequence[Box], bounds: Box
-) -> list[Box]:
-    """A box for the label of each point, clear of the points and of each other.
-
-    It is as near as may be and better crosses none of `lines`; crossing one is as bad as being 15 pixels
-    further away. A label for which `bounds` has no room left stands where it began.
-    """
-    taken = [Box(x - 7, y - 7, x + 7, y + 7) for x, y in points]
-    placed = []
-    for (x, y), text in zip(points, texts, strict=True):
-        candidates = list(_candidates(x, y, text_width(text)))
-        free = [
-            (distance + 15 * sum(box.overlaps(other) for other in lines), box)
-            for distance, box in candidates
-            if box.inside(bounds) and not any(box.overlaps(other) for other in taken)
-        ]
-        box = min(free, key=lambda item: item[0], default=candidates[0])[1]
-        placed.append(box)
-        taken.append(box)
-    return placed
-
-
-def _candidates(x: float, y: float, width: float) -> Iterable[tuple[float, Box]]:
-    """Boxes above right, above left, below and beside a point, at growing distances."""
-    for distance in range(0, 200, 5):
-        for right, down in ((1, -1), (-1, -1), (1, 1), (-1, 1), (1, 0), (-1, 0), (0, -1), (0, 1)):
-            near = distance + (3 if right and down else 8)
-            centre_x = x + right * (near + width / 2)
-            centre_y = y + down * (near + _LINE_PX / 2)
-            yield (
-                distance,
-                Box(
-                    centre_x - width / 2,
-                    centre_y - _LINE_PX / 2,
-                    centre_x + width / 2,
-                    centre_y + _LINE_PX / 2,
-                ),
-            )
-
-
-def leader(x: float, y: float, box: Box) -> Element | None:
-    """A thin line from a point to its label, where the label is not beside it."""
-    near_x, near_y = min(max(x, box.left), box.right), min(max(y, box.top), box.bottom)
-    if math.hypot(near_x - x, near_y - y) < 14:
-        return None
-    return line(x, y, near_x, near_y, "leader")

@@ -73,7 +73,7 @@ def extract(archive: Path, to: Path, *, limits: Limits | None = None) -> None:
         ) from None
     except (tarfile.TarError, zipfile.BadZipFile, gzip.BadGzipFile, zlib.error, EOFError) as error:
         raise StageFailed(
-            f"the archive {archive} is truncated, corrupt or no .tar, .tar.gz or .zip",
+            f"the archive {archive} is truncated, corrupt or not a .tar, .tar.gz or .zip",
             why=str(error),
             fix="fetch it again",
         ) from None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from pathlib import Path
 
@@ -68,10 +69,6 @@ def channel_statistics(images_file: Path) -> tuple[tuple[float, ...], tuple[floa
     for part in batches(len(images), CHUNK_ROWS):
         for channel in range(channels):
             counts[channel] += np.bincount(images[part][..., channel].ravel(), minlength=256)
-    levels = np.arange(256) / 255
-    pixels = counts.sum(axis=1)
-    mean = counts @ levels / pixels
-    std = np.sqrt((counts * (levels - mean[:, None]) ** 2).sum(axis=1) / pixels)
     for channel in range(channels):
         if np.count_nonzero(counts[channel]) == 1:
             level = int(counts[channel].argmax())
@@ -79,4 +76,18 @@ def channel_statistics(images_file: Path) -> tuple[tuple[float, ...], tuple[floa
                 f"the data is refused, channel {channel} is {level} in every pixel of the train split",
                 fix="use images that show something, or leave the channel out",
             )
-    return tuple(map(float, mean)), tuple(map(float, std))
+    moments = [_moments([int(count) for count in of_channel]) for of_channel in counts]
+    return tuple(mean for mean, _ in moments), tuple(std for _, std in moments)
+
+
+def _moments(counts: list[int]) -> tuple[float, float]:
+    """Mean and standard deviation of level / 255, given how many pixels have each level.
+
+    In whole numbers up to the last division, so that no library's order of summation changes a digit.
+    """
+    pixels = sum(counts)
+    total = sum(level * count for level, count in enumerate(counts))
+    squares = sum(level**2 * count for level, count in enumerate(counts))
+    mean = total / (255 * pixels)
+    variance = (pixels * squares - total**2) / (255 * pixels) ** 2
+    return mean, math.sqrt(variance)

@@ -15,14 +15,25 @@ from components.errors import StageFailed
 from components.prepare.splits import Split
 
 SHOWN = 10
+_DUPLICATES_SHOWN = 3  # groups, and places in each: a group has several names
 
 
-def refuse(problem: str, offenders: Sequence[str], *, fix: str, unit: str = "row") -> NoReturn:
-    """Raise StageFailed that names the first ten offending rows (or files, ...) and how many there are."""
-    shown = ", ".join(_printable(offender) for offender in offenders[:SHOWN])
-    more = f" and {len(offenders) - SHOWN} more" if len(offenders) > SHOWN else ""
-    count = f"{len(offenders)} {unit}{'s' if len(offenders) > 1 else ''}"
-    raise StageFailed(f"the data is refused, {problem}", why=f"{count}: {shown}{more}", fix=fix)
+def refuse(
+    problem: str, offenders: Sequence[str], *, fix: str, unit: str = "row", shown: int = SHOWN
+) -> NoReturn:
+    """Raise StageFailed that names the first offending rows (or files, ...) and how many there are."""
+    raise StageFailed(f"the data is refused, {problem}", why=counted(offenders, unit, shown), fix=fix)
+
+
+def counted(names: Sequence[str], unit: str, shown: int = SHOWN) -> str:
+    """How many there are, and the first of them: "2 files: a.txt, b.txt"."""
+    first = _first([_printable(name) for name in names], shown, ", ")
+    return f"{len(names)} {unit}{'s' if len(names) > 1 else ''}: {first}"
+
+
+def _first(names: Sequence[str], shown: int, between: str) -> str:
+    more = f" and {len(names) - shown} more" if len(names) > shown else ""
+    return between.join(names[:shown]) + more
 
 
 def _printable(text: str) -> str:
@@ -143,14 +154,20 @@ def find_duplicates(splits: Mapping[str, Split]) -> Duplicates:
 def refuse_duplicates(splits: Mapping[str, Split], found: Duplicates) -> None:
     """Refuse an image that is under several labels, or in both splits."""
     fix = "remove them, or set `duplicates: drop` under `data`"
-    if found.conflicting:
-        refuse("images are in it under several labels", _listed(splits, found.conflicting), fix=fix)
-    if found.leaked:
-        refuse("images for testing are also for training", _listed(splits, found.leaked), fix=fix)
+    problems = {
+        "images are in it under several labels": found.conflicting,
+        "images for testing are also for training": found.leaked,
+    }
+    for problem, groups in problems.items():
+        if groups:
+            refuse(problem, _listed(splits, groups), fix=fix, shown=_DUPLICATES_SHOWN)
 
 
 def _listed(splits: Mapping[str, Split], groups: list[list[Place]]) -> list[str]:
-    return [" = ".join(splits[place.split].name(place.position) for place in group) for group in groups]
+    return [
+        _first([splits[place.split].name(place.position) for place in group], _DUPLICATES_SHOWN, " = ")
+        for group in groups
+    ]
 
 
 def drop_duplicates(

@@ -2,129 +2,114 @@
 
 from __future__ import annotations
 
+import math
 import warnings
-from collections.abc import Callable, Sequence
+from collections import Counter
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
+from typing import NoReturn, TypeVar
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import ExifTags, Image
 
+from components import pictures
+from components.artifacts import PictureSpec
 from components.contract import Output
 from components.errors import StageFailed
 from components.prepare.arrays import new_images_file
 from components.prepare.checks import refuse
-from components.prepare.sources.base import Images
+from components.prepare.image_folders import ImageFolder, LabelledFile, list_images
+from components.prepare.picture_facts import FORMATS, MODES, MOST_PIXELS, POLICY, facts_of
+from components.prepare.sources.base import Images, Preview
 
-FORMATS = ("PNG", "JPEG")
-MOST_PIXELS = 50_000_000  # of one image; a file of a few kilobytes can claim billions
-SPLIT_NAMES = {"train", "test"}
-LOOKS_LIKE_A_SPLIT = SPLIT_NAMES | {"val", "validation"}
-GREY_MODES = {"1", "L", "LA"}
-COLOUR_MODES = {"P", "RGB", "RGBA", "CMYK"}
 PROGRESS_EVERY = 500  # images
+MOST_LOOKED_AT = 2_000  # images of which a preview reads the header
+LYING = {5, 6, 7, 8}  # orientations in EXIF that exchange height and width
 
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class LabelledFile:
-    """An image file, its path below the root, and the number of its class."""
-
-    path: Path
-    name: str
-    label: int
-
-
 def read_image_folder(
     root: Path, *, image_size: int | None, channels: int | None, out: Output
-) -> tuple[Images, Images | None, tuple[str, ...]]:
-    """Train images, test images if the folder has its own split, and class names.
+) -> tuple[Images, Images | None, ImageFolder, PictureSpec]:
+    """Train images, test images if the folder has its own split, what lies in it, how files became pixels.
 
-    Raises StageFailed naming the files that are no images, are damaged or differ in size.
+    Raises StageFailed naming the images that are damaged, differ in size, or lie where none should be, and
+    the classes that have too few.
     """
-    root = _unwrap(root)
-    class_names, splits = _list_splits(root)
-    files = [file for split in splits.values() for file in split]
+    folder, files = _labelled(root)
+    grey = _for_each(files, lambda row: _is_grey(files[row].path), out, "inspect")
+    channels = channels or (1 if all(grey) else 3)
+    facts = _facts(files, channels, image_size, out)
+    images = {name: _read_images(name, split, facts, files[0], out) for name, split in folder.splits.items()}
+    return images["train"], images.get("test"), folder, facts
+
+
+def preview_image_folder(root: Path, *, channels: int | None) -> Preview:
+    """What names and headers say: of all images, or of MOST_LOOKED_AT of them, evenly chosen.
+
+    Raises StageFailed naming the images whose headers are damaged or that lie where none should be, and the
+    classes that have too few.
+    """
+    folder, files = _labelled(root)
+    chosen = files[:: math.ceil(len(files) / MOST_LOOKED_AT)]
+    headers, unusable = [], []
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for file in chosen:
+            try:
+                headers.append(_header(file.path))
+            except Exception as error:  # a decoder meets whatever a hostile file makes it meet
+                unusable.append(f"{file.name} ({pictures.reason(error)})")
+    if unusable:
+        _refuse_images(unusable)
+    heights, widths = [height for height, _, _ in headers], [width for _, width, _ in headers]
+    return Preview(
+        class_count=len(folder.class_names),
+        channels=channels or (1 if all(mode in pictures.GREY_MODES for _, _, mode in headers) else 3),
+        smallest_hw=(min(heights), min(widths)),
+        largest_hw=(max(heights), max(widths)),
+        images=len(files),
+        looked_at=len(chosen),
+        left_out=folder.left_out,
+    )
+
+
+def _labelled(root: Path) -> tuple[ImageFolder, list[LabelledFile]]:
+    """What lies in `root`, and all images in it. Refuses a class without an image for each split."""
+    folder = list_images(root)
+    files = [file for split in folder.splits.values() for file in split]
     if not files:
         raise StageFailed(f"{root} has no images", why="a folder of PNG or JPEG files per class is needed")
-    grey = _for_each(files, lambda row: _is_grey(files[row].path), out, "inspect")
-    mode = {1: "L", 3: "RGB"}[channels or (1 if all(grey) else 3)]
-    images = {name: _read_images(name, split, mode, image_size, out) for name, split in splits.items()}
-    return images["train"], images.get("test"), class_names
-
-
-# ------------------------------------------------------------------------------------------------ the folders
-
-
-def _entries(folder: Path) -> list[Path]:
-    """What is in `folder`, sorted, without hidden files and what macOS adds to an archive."""
-    return sorted(p for p in folder.iterdir() if not p.name.startswith(".") and p.name != "__MACOSX")
-
-
-def _unwrap(root: Path) -> Path:
-    """An archive often holds one folder that holds the rest, and one class alone would be of no use."""
-    entries = _entries(root)
-    while len(entries) == 1 and entries[0].is_dir():
-        root = entries[0]
-        entries = _entries(root)
-    return root
-
-
-def _list_splits(root: Path) -> tuple[tuple[str, ...], dict[str, list[LabelledFile]]]:
-    """The class names, and the files of `train` and, if the folder has its own split, of `test`."""
-    top = _folder_names(root)
-    if not LOOKS_LIKE_A_SPLIT & set(top):
-        return tuple(top), {"train": _list_files(root, root, top)}
-    if set(top) != SPLIT_NAMES:
-        raise StageFailed(
-            f"{root} has the folders {', '.join(top)}",
-            why="allowed are a folder per class, or train and test with a folder per class in each",
-            fix="move what belongs together into train and test",
-        )
-    class_names = _folder_names(root / "train")
-    unknown = sorted(set(_folder_names(root / "test")) - set(class_names))
-    if unknown:
+    least = 1 if "test" in folder.splits else 2  # prepare makes both splits of one
+    too_few = []
+    for name, split in folder.splits.items():
+        counts = Counter(file.label for file in split)
+        above = f"{name}/" if "test" in folder.splits else ""
+        too_few += [
+            f"{above}{class_name} ({counts[label] or 'no'} image{'s' if not counts[label] else ''})"
+            for label, class_name in enumerate(folder.class_names)
+            if counts[label] < least
+        ]
+    if too_few:
         refuse(
-            "test has classes that train has not",
-            unknown,
-            fix="add them to train or remove them",
-            unit="class",
-        )
-    return tuple(class_names), {
-        "train": _list_files(root, root / "train", class_names),
-        "test": _list_files(root, root / "test", class_names),
-    }
-
-
-def _folder_names(folder: Path) -> list[str]:
-    """The names of the folders in `folder`, sorted; nothing else may be in it."""
-    entries = _entries(folder)
-    strays = [path.name for path in entries if not path.is_dir()]
-    if strays:
-        refuse(f"{folder} holds files beside its folders", strays, fix="move or remove them", unit="file")
-    return [path.name for path in entries]
-
-
-def _list_files(root: Path, split: Path, class_names: Sequence[str]) -> list[LabelledFile]:
-    """The files of every class of a split, in the order of class and name."""
-    files = [
-        LabelledFile(path, str(path.relative_to(root)), label)
-        for label, class_name in enumerate(class_names)
-        if (split / class_name).is_dir()
-        for path in _entries(split / class_name)
-    ]
-    folders = [file.name for file in files if file.path.is_dir()]
-    if folders:
-        refuse(
-            "a class's folder holds folders",
-            folders,
-            fix="put the images into the class's folder",
+            "classes have too few images",
+            too_few,
+            fix="add images, at least one of a class for each split, or remove the class's folder",
             unit="folder",
         )
-    return files
+    return folder, files
+
+
+def _header(file: Path) -> tuple[int, int, str]:
+    """Height and width, once upright, and mode of an image. Raises what the decoder raises, PictureError."""
+    with Image.open(file, formats=FORMATS) as image:
+        pictures.require_usable(image, max_pixels=MOST_PIXELS)
+        width, height = image.size
+        lies = image.getexif().get(ExifTags.Base.Orientation) in LYING
+        return (width, height, image.mode) if lies else (height, width, image.mode)
 
 
 # ------------------------------------------------------------------------------------------------- the images
@@ -147,7 +132,7 @@ def _for_each(files: list[LabelledFile], work: Callable[[int], T], out: Output, 
         try:
             return work(row)
         except Exception as error:  # a decoder meets whatever a hostile file makes it meet
-            return _Unusable(_reason(error))
+            return _Unusable(pictures.reason(error))
 
     with warnings.catch_warnings(), ThreadPoolExecutor(out.threads) as pool:
         warnings.simplefilter("ignore")  # of Pillow's; what is too large is refused below
@@ -159,77 +144,47 @@ def _for_each(files: list[LabelledFile], work: Callable[[int], T], out: Output, 
             if (row + 1) % PROGRESS_EVERY == 0 or row + 1 == len(files):
                 out.progress(row + 1, len(files), "images", note)
     if unusable:
-        refuse(
-            "images cannot be used",
-            unusable,
-            fix="replace or remove them; sizes may differ if image_size is set",
-            unit="file",
-        )
+        _refuse_images(unusable)
     return done
 
 
-def _reason(error: Exception) -> str:
-    if isinstance(error, UnidentifiedImageError):
-        return "no PNG or JPEG"
-    return " ".join(str(error).split())[:100] or type(error).__name__
+def _refuse_images(unusable: list[str]) -> NoReturn:
+    fix = "replace or remove them; sizes may differ if image_size is set"
+    refuse("images cannot be used", unusable, fix=fix, unit="file")
 
 
 def _is_grey(path: Path) -> bool:
-    """Whether an image is grey. Checks what can be checked without decoding it: format, size, chunk sums."""
-    with Image.open(path, formats=FORMATS) as image:
-        width, height = image.size
-        if width * height > MOST_PIXELS:
-            raise ValueError(f"{width}x{height} are more than {MOST_PIXELS} pixels")
-        if image.mode not in GREY_MODES | COLOUR_MODES:
-            raise ValueError(f"mode {image.mode}, 8 bits per channel are read")
-        image.verify()
-        return image.mode in GREY_MODES
+    return pictures.is_grey(path, formats=FORMATS, max_pixels=MOST_PIXELS)
+
+
+def _facts(files: list[LabelledFile], channels: int, image_size: int | None, out: Output) -> PictureSpec:
+    """How the files become pixels: as `image_size` asks, or all of the size of the first."""
+    if image_size:
+        size_hw = (image_size, image_size)
+        return facts_of("pictures", channels, resize="shrink", fit_within_hw=size_hw, size_hw=size_hw)
+    mode = {"mode": MODES[channels]}
+    [(width, height)] = _for_each(
+        files[:1], lambda row: pictures.decode(files[row].path, POLICY | mode).size, out, "decode"
+    )
+    size_hw = (height, width)
+    return facts_of("pictures", channels, resize="none", fit_within_hw=size_hw, size_hw=size_hw)
 
 
 def _read_images(
-    split: str, files: list[LabelledFile], mode: str, image_size: int | None, out: Output
+    split: str, files: list[LabelledFile], facts: PictureSpec, first: LabelledFile, out: Output
 ) -> Images:
     """The decoded images of a split, in a file in `out.scratch` rather than in memory."""
-    channels = len(mode)
-    if image_size:
-        size_wh = (image_size, image_size)
-    elif files:
-        size_wh = _for_each(files[:1], lambda row: _decode(files[row].path, mode).size, out, "decode")[0]
-    else:
-        size_wh = (1, 1)
-    shape = (len(files), size_wh[1], size_wh[0], channels)
+    height, width = facts.size_hw
+    as_noted = facts.model_dump(mode="json")
+    shape = (len(files), height, width, len(facts.mode))
     images = new_images_file(out.scratch / f"{split}_images.npy", shape)
 
     def fill(row: int) -> None:
-        image = _decode(files[row].path, mode)
-        if image_size:
-            image = _fit(image, image_size)
-        elif image.size != size_wh:
-            raise ValueError(f"{_size(image.size)} pixels, {files[0].name} has {_size(size_wh)}")
-        images[row] = np.asarray(image).reshape(shape[1:])
+        image = pictures.decode(files[row].path, as_noted)
+        if facts.resize == "none" and image.size != (width, height):
+            raise ValueError(f"{image.width}x{image.height} pixels, {first.name} has {width}x{height}")
+        images[row] = pictures.fit(image, as_noted)
 
     _for_each(files, fill, out, "decode")
     labels = np.array([file.label for file in files], dtype=np.int64)
     return Images(images, labels, [file.name for file in files])
-
-
-def _size(size_wh: tuple[int, int]) -> str:
-    return f"{size_wh[0]}x{size_wh[1]}"
-
-
-def _decode(path: Path, mode: str) -> Image.Image:
-    """The image upright, what is transparent on black, in `mode`."""
-    with Image.open(path, formats=FORMATS) as opened:
-        image: Image.Image = ImageOps.exif_transpose(opened)
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        image = Image.alpha_composite(Image.new("RGBA", image.size, (0, 0, 0, 255)), image)
-    return image.convert(mode)
-
-
-def _fit(image: Image.Image, side: int) -> Image.Image:
-    """`image` in the middle of a black square, shrunk in proportion if it is larger."""
-    image.thumbnail((side, side), Image.Resampling.LANCZOS)
-    square = Image.new(image.mode, (side, side))
-    square.paste(image, ((side - image.width) // 2, (side - image.height) // 2))
-    return square

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import zipfile
 import zlib
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from components import memory
 from components.errors import StageFailed
 from components.images import batches
 from components.prepare.archive import Limits, most_bytes
 from components.prepare.checks import refuse
-from components.prepare.sources.base import Images
+from components.prepare.sources.base import Images, Preview
 
 SPLIT = {"x_train", "y_train", "x_test", "y_test"}
 TRAIN_ONLY = {"x_train", "y_train"}
@@ -28,7 +31,7 @@ def read_npz(file: Path) -> tuple[Images, Images | None, tuple[str, ...]]:
 
     Raises StageFailed that says what is wrong with which array, or which rows.
     """
-    arrays = _read_arrays(file)
+    arrays = read_arrays(file)
     names = set(arrays) - OPTIONAL
     if names not in (SPLIT, TRAIN_ONLY, PLAIN):
         raise StageFailed(
@@ -41,29 +44,68 @@ def read_npz(file: Path) -> tuple[Images, Images | None, tuple[str, ...]]:
     return train, test, _class_names(arrays, train)
 
 
-def _read_arrays(file: Path) -> dict[str, NDArray[Any]]:
+def preview_npz(file: Path) -> Preview | None:
+    """What the headers of the arrays in `file`, and its labels, say of the images."""
+    with _refusing(file), zipfile.ZipFile(file) as archive:
+        shapes = _declared_shapes(file, archive)
+    x_name, y_name = ("x_train", "y_train") if "x_train" in shapes else ("x", "y")
+    x = shapes.get(x_name, ())
+    if len(x) not in (3, 4) or y_name not in shapes:
+        return None
+    with _refusing(file), np.load(file, allow_pickle=False) as arrays:
+        labels = arrays[y_name]
+    if not np.issubdtype(labels.dtype, np.integer) or not labels.size:
+        return None
+    names = shapes.get("class_names", ())
+    classes = names[0] if len(names) == 1 else int(labels.max()) + 1
+    channels = x[3] if len(x) == 4 else 1
+    return Preview(classes, channels, (x[1], x[2]), (x[1], x[2]), images=x[0], looked_at=x[0])
+
+
+@contextmanager
+def _refusing(file: Path) -> Iterator[None]:
+    """Turn what reading a file of any content raises into StageFailed."""
     try:
-        with zipfile.ZipFile(file) as archive:
-            expands_to = sum(member.file_size for member in archive.infolist())
-            if expands_to > most_bytes(file.stat().st_size, Limits()):
-                raise ValueError(f"it expands to {expands_to} bytes")
-            for member in archive.infolist():
-                _check_declared_size(archive, member)
-        with np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
+        yield
     except (zipfile.BadZipFile, zlib.error, EOFError, ValueError, NotImplementedError, RuntimeError) as error:
         reason = " ".join(str(error).split())
         if "allow_pickle" in reason:
             reason = "an array of Python objects can run code when it is read"
         raise StageFailed(
-            f"{file} is refused, truncated, corrupt or no .npz file",
+            f"{file} is refused, truncated, corrupt or not an .npz file",
             why=reason,
             fix="write it with numpy.savez from arrays of numbers",
         ) from None
 
 
-def _check_declared_size(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> None:
-    """Refuse an array that claims to be larger than its bytes, before numpy makes room for it."""
+def read_arrays(file: Path) -> dict[str, NDArray[Any]]:
+    """All arrays of the file.
+
+    Raises StageFailed if it is not an .npz file, is damaged, expands too far or holds Python objects.
+    """
+    with _refusing(file):
+        with zipfile.ZipFile(file) as archive:
+            _declared_shapes(file, archive)
+        with np.load(file, allow_pickle=False) as arrays:
+            return {name: arrays[name] for name in arrays.files}
+
+
+def _declared_shapes(file: Path, archive: zipfile.ZipFile) -> dict[str, tuple[int, ...]]:
+    """The shape of every array, by its name, from the headers. Raises ValueError if out of bounds."""
+    expands_to = sum(member.file_size for member in archive.infolist())
+    if expands_to > most_bytes(file.stat().st_size, Limits()):
+        raise ValueError(f"it expands to {expands_to} bytes")
+    if expands_to > memory.total_bytes():
+        here = memory.in_words(memory.total_bytes())
+        raise ValueError(f"its arrays take {memory.in_words(expands_to)} of memory, this machine has {here}")
+    return {
+        member.filename.removesuffix(".npy"): _declared_shape(archive, member)
+        for member in archive.infolist()
+    }
+
+
+def _declared_shape(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[int, ...]:
+    """Refuses an array that claims to be larger than its bytes, before numpy makes room for it."""
     with archive.open(member) as content:
         version = np.lib.format.read_magic(content)
         if version == (1, 0):
@@ -75,6 +117,7 @@ def _check_declared_size(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> N
     claimed = int(np.prod([int(size) for size in shape], dtype=object)) * dtype.itemsize
     if not dtype.hasobject and claimed > member.file_size:
         raise ValueError(f"{member.filename} claims {claimed} bytes and has {member.file_size}")
+    return tuple(int(size) for size in shape)
 
 
 def _images(arrays: dict[str, NDArray[Any]], x_name: str, y_name: str) -> Images:

@@ -18,7 +18,7 @@ def run(config: AnySource, *, out: Output) -> Result[DatasetSpec]:
     Raises StageFailed that lists the offending rows if the data breaks the contract (see `checks`), and
     ConfigInvalid if `image_size` is smaller than the images.
     """
-    from components.prepare import arrays, checks
+    from components.prepare import arrays, checks, picture_facts
 
     loaded = config.load(out)
     classes = len(loaded.class_names)
@@ -31,6 +31,7 @@ def run(config: AnySource, *, out: Output) -> Result[DatasetSpec]:
     if config.duplicates == "refuse":
         checks.refuse_duplicates(splits, duplicates)
     kept, notes = checks.drop_duplicates(splits, duplicates)
+    notes = (*notes, *_tell_left_out(loaded.left_out, out))
     checks.check_class_counts(kept, loaded.class_names)
 
     for name, split in kept.items():
@@ -50,6 +51,7 @@ def run(config: AnySource, *, out: Output) -> Result[DatasetSpec]:
         source=config.source,
         licence=loaded.licence,
         notes=notes,
+        pictures=loaded.pictures or picture_facts.for_arrays(loaded.train.images_nhwc.shape[1:], shape_hwc),
     )
     metrics = {
         "train_rows": len(kept["train"].rows),
@@ -57,6 +59,7 @@ def run(config: AnySource, *, out: Output) -> Result[DatasetSpec]:
         "classes": classes,
         "dropped_rows": _rows(splits) - _rows(kept),
         "repeated_train_rows": duplicates.repeats_in_train,
+        "left_out_files": len(loaded.left_out),
     }
     return Result(spec, metrics)
 
@@ -69,6 +72,20 @@ def _split(loaded: Loaded, *, test_fraction: float, seed: int) -> dict[str, Spli
         return {"train": whole(loaded.train), "test": whole(loaded.test)}
     train, test = stratified(loaded.train.labels, test_fraction=test_fraction, seed=seed)
     return {"train": Split(loaded.train, train), "test": Split(loaded.train, test)}
+
+
+def _tell_left_out(names: tuple[str, ...], out: Output) -> tuple[str, ...]:
+    """Tell the user of all files that were left out; returns what to note of those that a user put there.
+
+    What a system put there comes and goes as the folder is looked at, and should not make another dataset.
+    """
+    from components.prepare.checks import counted
+    from components.prepare.image_folders import is_litter
+
+    if names:
+        out.note(f"left out, as no images: {counted(names, 'file')}")
+    users = [name for name in names if not is_litter(name)]
+    return (f"left out, as no images: {counted(users, 'file')}",) if users else ()
 
 
 def _rows(splits: dict[str, Split]) -> int:

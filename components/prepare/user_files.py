@@ -10,23 +10,19 @@ import os
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Annotated
 
-from pydantic import StringConstraints
-
-from components import storage
+from components import regular_files, storage
 from components.contract import Output, canonical_json
 from components.errors import StageFailed
+from components.storage import S3Uri
 
-S3Uri = Annotated[str, StringConstraints(pattern=r"^s3://[a-z0-9.-]{3,63}/[^/].*")]
 UserPath = S3Uri | Path
 
 
-def unmet(path: UserPath) -> str:
+def unmet(path: UserPath, *, or_folder: bool = True) -> str:
     """Why `path` cannot be read; empty if it can, or if it is in S3, which is asked when it is read."""
-    if isinstance(path, str) or os.access(path, os.R_OK):
-        return ""
-    return f"{path} does not exist or may not be read: check `path` in the recipe"
+    why = "" if isinstance(path, str) else regular_files.problem(path, or_folder=or_folder)
+    return f"{path} {why}: check `path` in the recipe" if why else ""
 
 
 def fingerprint(path: UserPath) -> str:
@@ -50,7 +46,13 @@ def _files(path: Path) -> Iterator[tuple[str, os.stat_result]]:
     if path.is_file():
         yield "", path.stat()
         return
+    seen: set[tuple[int, int]] = set()
     for folder, subfolders, names in os.walk(path, followlinks=True):
+        status = Path(folder).stat()
+        if (status.st_dev, status.st_ino) in seen:  # a link to a folder above
+            subfolders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
         subfolders.sort()
         for name in sorted(names):
             file = Path(folder, name)

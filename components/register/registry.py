@@ -24,12 +24,12 @@ from components import tracking
 from components.artifacts import MANIFEST, Artifact, EngineSpec, copy_files
 from components.errors import ConfigInvalid
 from components.register.champion import Standing, judge
+from components.register.references import DIGEST_TAG
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
     from mlflow.entities.model_registry import ModelVersion
 
-DIGEST_TAG = "hpml.engine_digest"
 CANDIDATE, CHAMPION = "candidate", "champion"
 
 
@@ -64,9 +64,9 @@ def register(entry: Entry, scratch: Path) -> Registered:
     if not mlflow.is_tracking_uri_set():  # type: ignore[no-untyped-call]
         raise ConfigInvalid("no model registry is named", fix="set MLFLOW_TRACKING_URI, or use hpml run")
     uri = mlflow.get_tracking_uri()
-    client = tracking.client(uri, timeout_s=120, retries=2)  # a server may take its time to store an upload
     tracking.ensure_store(uri)
     with tracking.store_lock(uri), tracking.reaching(uri):
+        client = tracking.client(uri, timeout_s=120, retries=2)  # a server may take its time with an upload
         version = _version(client, uri, entry, scratch)
         _update(client, version, entry)
         client.set_registered_model_alias(entry.model_name, CANDIDATE, str(version.version))

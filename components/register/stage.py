@@ -12,6 +12,7 @@ from components.errors import ConfigInvalid, StageFailed
 from components.goals import DECISION_FILE, DecisionRecord
 from components.measurements import MeasurementsSpec
 from components.register.champion import STANDING_TAG, Standing, conditions
+from components.register.references import MEASUREMENTS_TAG
 
 # Without a dot: "hpml." and "mlflow." begin the names of others.
 _TagName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_ -]{0,99}$")]
@@ -81,7 +82,7 @@ def _tags(engine: Artifact[EngineSpec], decision: DecisionRecord, standing: Stan
         "hpml.runs_on": canonical_json(spec.identity),
         "hpml.measured_on": canonical_json(standing.conditions),
         "hpml.goals": canonical_json(decision.goals.model_dump(mode="json")),
-        "hpml.measurements_digest": decision.measurements_digest,
+        MEASUREMENTS_TAG: decision.measurements_digest,
         "hpml.parents": canonical_json(lineage.parents),
         "hpml.code_digest": lineage.code_digest,
         "hpml.file": spec.file,

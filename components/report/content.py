@@ -14,7 +14,7 @@ from components.artifacts import Artifact, DatasetSpec, EngineSpec, ModelSpec
 from components.contract import validate
 from components.errors import StageFailed
 from components.goals import Decision, Goals, decide
-from components.measurements import CeilingsSpec, DiagnosisSpec, MeasurementsSpec
+from components.measurements import CeilingsSpec, DiagnosisSpec, EngineFigures, MeasurementsSpec
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,15 +49,19 @@ class StepCost:
 
 @dataclass(frozen=True)
 class Content:
-    """All that is shown. latency_ms: the samples of each measured engine at batch 1."""
+    """All that is shown. latency_ms: the samples of each measured engine at batch 1.
+
+    ceilings, diagnosis: None where the run has none.
+    """
 
     goals: Goals
     decision: Decision
     measurements: MeasurementsSpec
     engines: dict[str, EngineSpec]
     data: DatasetSpec
-    ceilings: CeilingsSpec
-    diagnosis: DiagnosisSpec
+    ceilings: CeilingsSpec | None
+    diagnosis: DiagnosisSpec | None
+    left_out: Mapping[str, str]  # what the run failed to make, and why; see contract.Output
     trainings: tuple[Training, ...]
     steps: tuple[StepCost, ...]
     latency_ms: dict[str, NDArray[np.float64]]
@@ -69,10 +73,12 @@ def gather(
     engines: Mapping[str, Artifact[EngineSpec]],
     models: Mapping[str, Artifact[ModelSpec]],
     data: Artifact[DatasetSpec],
-    ceilings: Artifact[CeilingsSpec],
-    diagnosis: Artifact[DiagnosisSpec],
+    *,
+    ceilings: Artifact[CeilingsSpec] | None = None,
+    diagnosis: Artifact[DiagnosisSpec] | None = None,
+    left_out: Mapping[str, str] | None = None,
 ) -> Content:
-    """Read the artifacts.
+    """Read the artifacts. left_out: see contract.Output; its engines are shown as not built.
 
     Raises StageFailed if the measurements are of other engines than `engines`, or miss samples.
     """
@@ -81,25 +87,53 @@ def gather(
             "the measurements are not of these engines",
             why=f"they are of {', '.join(measured.spec.engines)}; given are {', '.join(engines)}",
         )
+    left_out = left_out or {}
     in_order = {name: measured.spec.engines[name] for name in engines}
+    measurements = measured.spec.model_copy(update={"engines": in_order | _not_built(left_out)})
+    made: list[Artifact[Any]] = [data, measured]
+    made += [artifact for artifact in (ceilings, diagnosis) if artifact]
     return Content(
         goals=goals,
-        decision=decide(goals, measured.spec),
-        measurements=measured.spec.model_copy(update={"engines": in_order}),
+        decision=decide(goals, measurements),
+        measurements=measurements,
         engines={name: engine.spec for name, engine in engines.items()},
         data=data.spec,
         trainings=_trainings(models),
-        ceilings=ceilings.spec,
-        diagnosis=diagnosis.spec,
-        steps=_steps([data, ceilings, diagnosis, measured], engines, models),
+        ceilings=ceilings.spec if ceilings else None,
+        diagnosis=diagnosis.spec if diagnosis else None,
+        left_out=left_out,
+        steps=_steps(made, engines, models),
         latency_ms=_latencies(measured, engines),
     )
+
+
+def _not_built(left_out: Mapping[str, str]) -> dict[str, EngineFigures]:
+    """The engines whose steps failed, as those that a machine cannot build."""
+    reasons = {
+        name.removeprefix("engines/"): reason
+        for name, reason in left_out.items()
+        if name.startswith("engines/")
+    }
+    return {
+        name: EngineFigures(
+            status="not built",
+            reason=reason,
+            target=name.rpartition("/")[2],
+            precision="",
+            methods=(),
+            size_bytes=0,
+            parameters=0,
+            macs=0,
+        )
+        for name, reason in reasons.items()
+    }
 
 
 def _trainings(models: Mapping[str, Artifact[ModelSpec]]) -> tuple[Training, ...]:
     names_of: dict[str, list[str]] = {}
     for name, model in models.items():
-        names_of.setdefault(model.digest, []).append(name)
+        if model.spec.status == "built":
+            names_of.setdefault(model.digest, []).append(name)
     trainings = (Training(tuple(names), _history(models[names[0]])) for names in names_of.values())
     return tuple(training for training in trainings if training.history)
 

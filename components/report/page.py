@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import traceback
+from collections.abc import Callable
 from xml.etree.ElementTree import Element
 
 from components.artifacts import EngineSpec
+from components.errors import Terminated
 from components.goals import Goals, Verdict
 from components.measurements import EngineFigures, Interval
 from components.page.ceilings import ceilings_section
@@ -31,6 +34,7 @@ from components.report.sections.accuracy import accuracy_detail_section
 from components.report.sections.diagnosis import diagnosis_section
 from components.report.sections.scenarios import scenarios_section
 
+_CEILINGS = "What this machine can do at most"
 _OBJECTIVES = {
     "latency_ms_p50": "the least latency p50",
     "latency_ms_p99": "the least latency p99",
@@ -45,27 +49,60 @@ def title_of(content: Content) -> str:
     return f"{chosen} was chosen" if chosen else "No engine meets the goals"
 
 
-def page(content: Content) -> str:
-    """The whole HTML document."""
-    classes = colour_classes(content.engines, reference=content.measurements.reference)
-    sections = (
-        _headline(content),
-        _figures_section(content, classes),
-        diagnosis_section(content.diagnosis, content.ceilings, classes, content.decision.chosen),
-        _accuracy_section(content, classes),
-        accuracy_detail_section(content, classes),
-        _latency_section(content, classes),
-        _throughput_section(content, classes),
-        scenarios_section(content, classes),
-        costs_section(content.measurements.engines, classes, content.decision.chosen),
-        _training_section(content, classes),
-        _time_section(content),
-        _engines_section(content, classes),
-        ceilings_section(content.ceilings),
-        _environment_section(content),
-        _reading_section(content),
+def page(content: Content, tell: Callable[[str], None] = lambda _: None) -> str:
+    """The whole HTML document. In place of a part that cannot be drawn is a note, which `tell` gets, too."""
+    engines, chosen = content.measurements.engines, content.decision.chosen
+    classes = colour_classes(engines, reference=content.measurements.reference)
+    parts: tuple[tuple[str, Callable[[], Element | None]], ...] = (
+        ("The choice", lambda: _headline(content)),
+        ("The engines", lambda: _figures_section(content, classes)),
+        ("Why it is not faster", lambda: _diagnosis_part(content, classes)),
+        ("Accuracy against latency", lambda: _accuracy_section(content, classes)),
+        ("Accuracy by class", lambda: accuracy_detail_section(content, classes)),
+        ("How the latencies are distributed", lambda: _latency_section(content, classes)),
+        ("Throughput", lambda: _throughput_section(content, classes)),
+        ("Scenarios", lambda: scenarios_section(content, classes)),
+        ("Start, memory, energy", lambda: costs_section(engines, classes, chosen)),
+        ("Training and fine-tuning", lambda: _training_section(content, classes)),
+        ("Where the time went", lambda: _time_section(content)),
+        ("What was exported", lambda: _engines_section(content, classes)),
+        (_CEILINGS, lambda: _ceilings_part(content)),
+        ("Data and machine", lambda: _environment_section(content)),
+        ("How to read this", lambda: _reading_section(content)),
     )
-    return document(title_of(content), *sections)
+    return document(title_of(content), *(_drawn(title, draw, tell) for title, draw in parts))
+
+
+def _drawn(title: str, draw: Callable[[], Element | None], tell: Callable[[str], None]) -> Element | None:
+    try:
+        return draw()
+    except Terminated:
+        raise
+    except Exception as error:  # a figure that nobody foresaw: it is no reason to show none
+        traceback.print_exc()
+        reason = f"{type(error).__name__}: {error}"
+        tell(f'"{title}" could not be drawn and is left out of the report: {reason}')
+        return _missing(title, f"This part could not be drawn and is left out: {reason}")
+
+
+def _missing(title: str, why: str) -> Element:
+    return node("section", node("h2", title), node("p", why, class_="warning"))
+
+
+def _diagnosis_part(content: Content, classes: dict[str, str]) -> Element:
+    if content.diagnosis is None:
+        return _missing("Why it is not faster", _not_here(content, "diagnosis"))
+    return diagnosis_section(content.diagnosis, content.ceilings, classes, content.decision.chosen)
+
+
+def _ceilings_part(content: Content) -> Element:
+    if content.ceilings is None:
+        return _missing(_CEILINGS, _not_here(content, "ceilings"))
+    return ceilings_section(content.ceilings)
+
+
+def _not_here(content: Content, name: str) -> str:
+    return f"Not measured: {content.left_out.get(name, 'the run has no such step')}"
 
 
 # -------------------------------------------------------------------------------------------- the headline
@@ -116,10 +153,11 @@ def _goals_in_words(goals: Goals) -> str:
 
 def _tiles(content: Content, engine: EngineFigures) -> Element:
     reference, best = content.measurements.reference, content.measurements.best_fp32
+    beside_best = best and best != content.decision.chosen  # once its own speed says nothing
     tiles = [
         _tile("latency p50, batch 1", engine.latency_ms_p50, unit=" ms"),
         _tile(f"the speed of {reference}", engine.speedup_vs_reference, unit=TIMES),
-        _tile(f"the speed of {best}", engine.speedup_vs_best_fp32, unit=TIMES) if best else None,
+        _tile(f"the speed of {best}", engine.speedup_vs_best_fp32, unit=TIMES) if beside_best else None,
         _tile("top-1 accuracy", engine.accuracy_top1, unit=" %", scale=100, places=1),
         node("div", node("b", megabytes(engine.size_bytes)), node("span", "size on disk"), class_="tile"),
     ]

@@ -15,13 +15,14 @@ def run(
     engines: dict[str, Artifact[EngineSpec]],
     models: dict[str, Artifact[ModelSpec]],
     data: Artifact[DatasetSpec],
-    ceilings: Artifact[CeilingsSpec],
-    diagnosis: Artifact[DiagnosisSpec],
+    ceilings: Artifact[CeilingsSpec] | None = None,
+    diagnosis: Artifact[DiagnosisSpec] | None = None,
     out: Output,
 ) -> Result[ReportSpec]:
     """Write `report.html`, `figures.json` and `figures.csv`.
 
-    engines: named "variant/target". models: what each method made, named "variant method", and "base".
+    engines: named "variant/target". models: what each method made, named "variant method", and "base". What
+    is missing, and a part that cannot be drawn, is left out with a note in its place.
     """
     from components.report.write import write_report
 

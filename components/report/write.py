@@ -19,14 +19,16 @@ def write_report(
     engines: Mapping[str, Artifact[EngineSpec]],
     models: Mapping[str, Artifact[ModelSpec]],
     data: Artifact[DatasetSpec],
-    ceilings: Artifact[CeilingsSpec],
-    diagnosis: Artifact[DiagnosisSpec],
+    ceilings: Artifact[CeilingsSpec] | None,
+    diagnosis: Artifact[DiagnosisSpec] | None,
     out: Output,
 ) -> Result[ReportSpec]:
     """Write `report.html`, `figures.json` and `figures.csv`; see `components.report.stage.run`."""
-    content = gather(goals, measured, engines, models, data, ceilings, diagnosis)
+    content = gather(
+        goals, measured, engines, models, data, ceilings=ceilings, diagnosis=diagnosis, left_out=out.left_out
+    )
     for name, text in (
-        ("report.html", page(content)),
+        ("report.html", page(content, tell=out.note)),
         ("figures.json", figures_json(content)),
         ("figures.csv", figures_csv(content)),
     ):

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
-import tempfile
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -19,11 +17,9 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-FILE = "model.onnx"
-Activations = Literal["uint8", "int8"]
+    from components.targets.onnx_int8 import Activations, Choice
 
-# Signed activations have to be this much faster than unsigned ones to be preferred: closer is noise.
-_CLEARLY_FASTER = 0.95
+FILE = "model.onnx"
 
 
 class Onnx(Target):
@@ -59,8 +55,10 @@ class Onnx(Target):
         }
         if quantization is None:
             return Built(FILE, "fp32", identity)
-        choice, notes, latencies_ms = _quantize(file, quantization, excluded, calibration(model, data), out)
-        return Built(FILE, "int8", identity | choice, notes, latencies_ms)
+        choice = _quantize(file, quantization, excluded, calibration(model, data), out)
+        identity |= {"activations": choice.activations, "weight_bits": str(choice.weight_bits)}
+        metrics = {f"latency_ms_{kind}_activations": value for kind, value in choice.latencies_ms.items()}
+        return Built(FILE, "int8", identity, choice.notes, metrics)
 
     def _device(self, quantization: QuantizationSpec | None) -> str:
         from components.targets.onnx_session import has_cuda
@@ -113,50 +111,23 @@ def products_saturate() -> bool:
 
 def _quantize(
     file: Path, spec: QuantizationSpec, excluded: list[str], x_nchw: NDArray[np.float32], out: Output
-) -> tuple[dict[str, str], tuple[str, ...], dict[str, float]]:
-    """Replace the fp32 graph in `file` by its int8 one.
+) -> Choice:
+    """Replace the fp32 graph in `file` by its int8 one."""
+    import onnx
 
-    Returns the chosen number formats, the notes on them, and what was measured to choose.
-    """
     from components.targets.onnx_graph import to_int8
+    from components.targets.onnx_int8 import choose_activations, needs_7_bits
 
-    both: tuple[Activations, ...] = ("uint8", "int8")
-    candidates = both if spec.activations == "auto" else (spec.activations,)
-    with tempfile.TemporaryDirectory(dir=out.scratch) as scratch:
-        files = {kind: Path(scratch) / f"{kind}.onnx" for kind in candidates}
-        for kind, place in files.items():
-            to_int8(
-                file,
-                place,
-                spec,
-                x_nchw,
-                activations=kind,
-                excluded_nodes=excluded,
-                reduce_range=_needs_7_bits(kind),
-            )
-        latencies_ms = _measure(files, x_nchw[:1]) if len(files) > 1 else {}
-        kept = candidates[0]
-        if latencies_ms and latencies_ms["int8"] < _CLEARLY_FASTER * latencies_ms["uint8"]:
-            kept = "int8"
-        shutil.move(files[kept], file)  # scratch may be on another file system
-    notes = []
-    if latencies_ms:
-        notes.append(f"activations are {kept}: uint8 and int8 were both measured where it was built")
-    if _needs_7_bits(kept):
-        notes.append("weights have 7 bits: uint8 x int8 products saturate on the CPU it was built on")
-    choice = {"activations": kept, "weight_bits": "7" if _needs_7_bits(kept) else "8"}
-    metrics = {f"latency_ms_{kind}_activations": value for kind, value in latencies_ms.items()}
-    return choice, tuple(notes), metrics
+    def write(place: Path, activations: Activations) -> None:
+        to_int8(
+            file,
+            place,
+            spec,
+            x_nchw,
+            activations=activations,
+            excluded_nodes=excluded,
+            reduce_range=needs_7_bits(activations),
+        )
 
-
-def _needs_7_bits(activations: Activations) -> bool:
-    return activations == "uint8" and products_saturate()
-
-
-def _measure(files: dict[Activations, Path], x_nchw: NDArray[np.float32]) -> dict[Activations, float]:
-    """Milliseconds of one request with `x_nchw` on one thread, by the kind of activations."""
-    from components.targets.onnx_session import OnnxSession, latencies_ms
-
-    return latencies_ms(
-        {kind: OnnxSession(file, device="cpu", threads=1) for kind, file in files.items()}, x_nchw
-    )
+    request = {onnx.load(file).graph.input[0].name: x_nchw[:1]}
+    return choose_activations(write, spec.activations, request, file, scratch=out.scratch)

@@ -2,49 +2,26 @@
 
 from __future__ import annotations
 
-import io
-import logging
-import warnings
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, redirect_stdout
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING
 
 import numpy as np
 import onnx
 import torch
 from numpy.typing import NDArray
-from onnxruntime.quantization import (
-    CalibrationDataReader,
-    CalibrationMethod,
-    QuantFormat,
-    QuantType,
-    quantize_static,
-)
-from onnxruntime.quantization.onnx_model import ONNXModel
-from onnxruntime.quantization.shape_inference import quant_pre_process
-from onnxruntime.transformers.float16 import convert_float_to_float16
 from torch import nn
 
 from components.artifacts import InputSpec, QuantizationSpec
 from components.errors import HpmlError, StageFailed
-from components.images import batches
+from components.targets.quiet import quiet
+
+if TYPE_CHECKING:
+    from components.targets.onnx_int8 import Activations
 
 OUTPUT = "logits"
 _NAME_SCOPES = "pkg.torch.onnx.name_scopes"  # the exporter notes the torch layers that a node came from
 _MAX_BYTES = 2**31 - 1  # of one protobuf message
-
-# What ONNX Runtime's guide asks of a graph for TensorRT: zero points of 0, weights left as fp32 behind their
-# own Q/DQ, biases as they are, no Q/DQ on the outputs.
-_TENSORRT_OPS = ["Conv", "Gemm", "MatMul", "Add"]
-_TENSORRT_OPTIONS = {
-    "ActivationSymmetric": True,
-    "WeightSymmetric": True,
-    "AddQDQPairToWeight": True,
-    "DedicatedQDQPair": True,
-    "QuantizeBias": False,
-    "OpTypesToExcludeOutputQuantization": _TENSORRT_OPS,
-}
 
 
 def export_graph(network: nn.Module, spec: InputSpec, *, opset: int) -> onnx.ModelProto:
@@ -54,7 +31,7 @@ def export_graph(network: nn.Module, spec: InputSpec, *, opset: int) -> onnx.Mod
     """
     example = torch.zeros(2, *spec.shape_chw)  # torch.export takes a batch of 1 for a constant
     try:
-        with _quiet():
+        with quiet():
             program = torch.onnx.export(
                 network.eval(),
                 (example,),
@@ -92,19 +69,6 @@ def _cause(error: BaseException) -> str:
     while error.__cause__ is not None:
         error = error.__cause__
     return " ".join(f"{type(error).__name__}: {error}".split())[:300]
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what the exporter and the quantizer remark along the way; their errors are exceptions."""
-    disabled = logging.root.manager.disable
-    logging.disable(logging.WARNING)
-    try:
-        with warnings.catch_warnings(), redirect_stdout(io.StringIO()):
-            warnings.simplefilter("ignore")
-            yield
-    finally:
-        logging.disable(disabled)
 
 
 def nodes_of_layers(graph: onnx.ModelProto, layers: Iterable[str]) -> list[str]:
@@ -147,20 +111,13 @@ def save_graph(graph: onnx.ModelProto, place: Path) -> None:
 
 def to_fp16(graph: onnx.ModelProto) -> onnx.ModelProto:
     """`graph` with fp16 weights and arithmetic between an fp32 input and an fp32 output."""
+    from onnxruntime.quantization.onnx_model import ONNXModel
+    from onnxruntime.transformers.float16 import convert_float_to_float16
+
     converted = ONNXModel(convert_float_to_float16(graph, keep_io_types=True))
     converted.topological_sort()  # the converter appends its casts
     graph_fp16: onnx.ModelProto = converted.model
     return graph_fp16
-
-
-class _Batches(CalibrationDataReader):  # type: ignore[misc]
-    def __init__(self, input_name: str, x_nchw: NDArray[np.float32]) -> None:
-        rows = len(x_nchw)  # in equal batches: the percentile calibrator stacks what they give
-        size = next(size for size in range(min(rows, 32), 0, -1) if rows % size == 0)
-        self._parts = ({input_name: x_nchw[part]} for part in batches(rows, size))
-
-    def get_next(self) -> dict[str, NDArray[np.float32]] | None:
-        return next(self._parts, None)
 
 
 def to_int8(
@@ -169,34 +126,22 @@ def to_int8(
     spec: QuantizationSpec,
     x_nchw: NDArray[np.float32],
     *,
-    activations: Literal["uint8", "int8"],
+    activations: Activations,
     excluded_nodes: list[str],
     reduce_range: bool = False,
     for_tensorrt: bool = False,
 ) -> None:
-    """Write the graph of the file `fp32` with Q/DQ nodes to `place`, calibrated with `x_nchw`.
+    """Write the graph of the file `fp32` with Q/DQ nodes to `place`; see `quantize_graph`."""
+    from components.targets.onnx_int8 import quantize_graph
 
-    reduce_range: weights of 7 bits, which a CPU needs whose uint8 x int8 products saturate in 16 bits.
-    """
-    # By path: given a graph, the quantizer moves its weights into a file of its own and leaves it hollow.
-    prepared = place.with_suffix(".prepared.onnx")
-    with _quiet():
-        quant_pre_process(fp32, prepared, skip_optimization=True, skip_symbolic_shape=True)
-        quantize_static(
-            prepared,
-            place,
-            _Batches(onnx.load(fp32).graph.input[0].name, x_nchw),
-            quant_format=QuantFormat.QDQ,
-            op_types_to_quantize=_TENSORRT_OPS if for_tensorrt else None,
-            per_channel=spec.weights == "int8-per-channel",
-            reduce_range=reduce_range,
-            activation_type=QuantType.QUInt8 if activations == "uint8" else QuantType.QInt8,
-            weight_type=QuantType.QInt8,
-            nodes_to_exclude=excluded_nodes,
-            calibrate_method=CalibrationMethod.Percentile
-            if spec.calibration == "percentile"
-            else CalibrationMethod.MinMax,
-            extra_options=dict(_TENSORRT_OPTIONS) if for_tensorrt else {"CalibTensorRangeSymmetric": False},
-        )
-    prepared.unlink()
+    quantize_graph(
+        fp32,
+        place,
+        spec,
+        {onnx.load(fp32).graph.input[0].name: x_nchw},
+        activations=activations,
+        excluded_nodes=excluded_nodes,
+        reduce_range=reduce_range,
+        for_tensorrt=for_tensorrt,
+    )
     save_graph(onnx.load(place), place)

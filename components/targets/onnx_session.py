@@ -5,13 +5,15 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
 from components.errors import HpmlError, StageFailed
+
+Feeds = Mapping[str, NDArray[np.generic]]  # input name -> array (rows, ...)
 
 PROVIDERS = {
     "cpu": ["CPUExecutionProvider"],
@@ -38,12 +40,24 @@ class OnnxSession:
             reason = " ".join(str(error).split())[:300]
             raise StageFailed(f"ONNX Runtime cannot load {file}", why=reason) from None
         _check_runs_on(device, self._session.get_providers())
-        self._input = self._session.get_inputs()[0].name
+        self.inputs: tuple[str, ...] = tuple(given.name for given in self._session.get_inputs())
+        self.outputs: tuple[str, ...] = tuple(output.name for output in self._session.get_outputs())
 
     def predict(self, x_nchw: NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits, float32 (batch, classes), of float32 images (batch, channels, height, width)."""
-        logits: NDArray[np.float32] = self._session.run(None, {self._input: x_nchw})[0]
+        logits: NDArray[np.float32] = self._session.run(None, {self.inputs[0]: x_nchw})[0]
         return logits
+
+    def run(self, feeds: Feeds) -> list[Any]:
+        """All outputs, in the order of `outputs`: arrays, or what else the model gives."""
+        outputs: list[Any] = self._session.run(None, feeds)
+        return outputs
+
+
+def single_requests(samples: Feeds) -> list[Feeds]:
+    """A request for each row of `samples`."""
+    rows = min(len(array) for array in samples.values())
+    return [{name: array[row : row + 1] for name, array in samples.items()} for row in range(rows)]
 
 
 def _check_runs_on(device: str, providers: list[str]) -> None:
@@ -76,7 +90,7 @@ Name = TypeVar("Name", bound=str)
 
 
 def latencies_ms(
-    sessions: Mapping[Name, OnnxSession], x_nchw: NDArray[np.float32], *, rounds: int = 15, requests: int = 5
+    sessions: Mapping[Name, OnnxSession], request: Feeds, *, rounds: int = 15, requests: int = 5
 ) -> dict[Name, float]:
     """The median milliseconds of a request to each session; they take turns, so a busy moment hits all."""
     measured: dict[Name, list[float]] = {name: [] for name in sessions}
@@ -84,6 +98,6 @@ def latencies_ms(
         for name, session in sessions.items():
             begun_s = time.perf_counter()
             for _ in range(requests):
-                session.predict(x_nchw)
+                session.run(request)
             measured[name].append((time.perf_counter() - begun_s) / requests * 1000)
     return {name: float(np.median(latencies[1:])) for name, latencies in measured.items()}  # [0] warms up

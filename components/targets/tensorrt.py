@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Literal, Self
 
 from pydantic import Field, model_validator
 
-from components import hardware
+from components import hardware, regular_files
 from components.artifacts import Artifact, DatasetSpec, EngineSpec, ModelSpec
 from components.contract import Output
 from components.errors import StageFailed
@@ -56,7 +56,11 @@ class TensorRT(Target):
     def unmet(self) -> str:
         """What is missing, where the recipe insists on an engine."""
         missing = self.missing()
-        return f"target tensorrt: {missing}" if missing and self.when_absent == "refuse" else ""
+        if missing and self.when_absent == "refuse":
+            return f"target tensorrt: {missing}"
+        cache = Path(self.timing_cache)
+        why = regular_files.problem(cache) if self.timing_cache and cache.exists() else ""
+        return f"target tensorrt: timing_cache {cache} {why}" if why else ""
 
     def build(self, model: Artifact[ModelSpec], data: Artifact[DatasetSpec], out: Output) -> Built | NotBuilt:
         """Export the model to ONNX in the precision it will run in, and compile that."""

@@ -6,7 +6,6 @@ that of the ONNX graph, and int8 is where its Q/DQ nodes are.
 
 from __future__ import annotations
 
-import re
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ import tensorrt as trt
 import torch
 from numpy.typing import NDArray
 
+from components import hardware
 from components.artifacts import InputSpec, write_bytes_atomic
 from components.errors import StageFailed
 from components.images import batches
@@ -43,14 +43,12 @@ def missing() -> str:
 
 def identity() -> dict[str, str]:
     """What a plan is bound to."""
-    version = Path("/proc/driver/nvidia/version").read_text()
-    driver = re.search(r"Kernel Module\D*(\d[\d.]*)", version)
     major, minor = torch.cuda.get_device_capability()
     return {
         "runtime": f"tensorrt {trt.__version__}",
         "device": f"cuda {torch.cuda.get_device_name()}",
         "compute_capability": f"{major}.{minor}",
-        "driver": driver.group(1) if driver else "unknown",
+        "driver": hardware.gpu_driver() or "unknown",
     }
 
 

@@ -11,18 +11,27 @@ from components import models
 from components.artifacts import ArchitectureSpec, Artifact, DatasetSpec, InputSpec, ModelSpec
 from components.contract import Output, Result
 from components.errors import ConfigInvalid, HpmlError
+from components.models.limits import BUILD_S, time_limit
 from components.train.stage import TrainConfig
 from components.training.loop import fit
+from components.training.weights import load_into
 
 
 def train(config: TrainConfig, data: Artifact[DatasetSpec], out: Output) -> Result[ModelSpec]:
     """Train in this process (one of a group, where it was started so) and write the model into `out.path`."""
     height, width, channels = data.spec.image_shape_hwc
-    inputs = InputSpec(shape_chw=(channels, height, width), mean=data.spec.mean, std=data.spec.std)
+    inputs = InputSpec(
+        shape_chw=(channels, height, width),
+        mean=data.spec.mean,
+        std=data.spec.std,
+        pictures=data.spec.pictures,
+    )
     architecture = ArchitectureSpec(name=config.model.architecture, arguments=config.model.arguments)
     torch.manual_seed(config.seed)
     model = models.build(architecture, in_channels=channels, num_classes=len(data.spec.class_names))
-    _check_shapes(model, inputs, len(data.spec.class_names), config.model.architecture)
+    check_shapes(model, inputs, len(data.spec.class_names), config.model.architecture)
+    if config.weights is not None:
+        load_into(model, config.weights, out)
 
     fitted = fit(model, data, inputs, config, out)
 
@@ -42,13 +51,13 @@ def train(config: TrainConfig, data: Artifact[DatasetSpec], out: Output) -> Resu
     return Result(spec, metrics, rejected=_below(config.min_accuracy, accuracy))
 
 
-def _check_shapes(model: nn.Module, inputs: InputSpec, classes: int, name: str) -> None:
+def check_shapes(model: nn.Module, inputs: InputSpec, classes: int, name: str) -> None:
     """Raises ConfigInvalid unless the network makes (batch, classes) logits of the dataset's images."""
     images = "x".join(str(size) for size in inputs.shape_chw)
     training = model.training
     try:
-        with torch.no_grad():
-            logits = model.eval()(torch.zeros(2, *inputs.shape_chw))
+        with torch.no_grad(), time_limit(BUILD_S, f"a forward pass of {name}"):
+            logits = models.materialise(model, inputs).eval()(torch.zeros(2, *inputs.shape_chw))
     except HpmlError:  # such as Terminated, from the handler of SIGTERM
         raise
     except Exception as error:

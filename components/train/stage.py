@@ -10,7 +10,9 @@ from components import hardware, models
 from components.artifacts import Artifact, DatasetSpec, ModelSpec
 from components.contract import BareName, Config, Output, Result
 from components.errors import ConfigInvalid
+from components.training import weights
 from components.training.config import Hyperparameters
+from components.training.weights import WeightsFile
 
 
 class ModelConfig(Config):
@@ -33,6 +35,8 @@ class TrainConfig(Hyperparameters):
     """A network and how to train it; a bare string as `model` stands for the architecture."""
 
     model: Annotated[ModelConfig, BareName("architecture")] = ModelConfig()
+    weights: WeightsFile | None = None  # trained ones to begin with: safetensors, also at s3://BUCKET/KEY
+    epochs: int = Field(default=8, ge=0, le=10_000)  # 0: `weights` are taken as they are
     nodes: int = Field(default=1, ge=1, le=64)  # machines; on one machine, that many processes stand in
     nproc_per_node: int = Field(default=1, ge=1, le=64)  # workers on each; all of them share each batch
     min_nodes: int | None = Field(default=None, ge=1)  # a cluster may go on with so few; None: with all only
@@ -42,6 +46,12 @@ class TrainConfig(Hyperparameters):
     def workers(self) -> int:
         """All of them, on all nodes."""
         return self.nodes * self.nproc_per_node
+
+    @model_validator(mode="after")
+    def _trained(self) -> Self:
+        if self.epochs == 0 and self.weights is None:
+            raise ValueError("epochs 0 trains nothing: set epochs, or `weights` to a file of trained ones")
+        return self
 
     @model_validator(mode="after")
     def _divisible(self) -> Self:
@@ -65,6 +75,8 @@ class TrainConfig(Hyperparameters):
         """
         from components.training.distributed import is_launched
 
+        if self.weights is not None and (problem := weights.unmet(self.weights)):
+            return problem
         workers = self.nproc_per_node if is_launched() else self.workers
         gpus = len(hardware.gpu_names())
         if self.device != "cpu" and workers > gpus > 0:
@@ -74,12 +86,17 @@ class TrainConfig(Hyperparameters):
             )
         return super().unmet()
 
+    def fingerprint(self) -> str:
+        """A digest of the weights to begin with, if any."""
+        return "" if self.weights is None else weights.fingerprint(self.weights)
+
 
 def run(config: TrainConfig, *, data: Artifact[DatasetSpec], out: Output) -> Result[ModelSpec]:
-    """Train, and write `model.safetensors` and `history.json`.
+    """Train, and write `model.safetensors` and `history.json`, which is empty where there are no epochs.
 
     Resumes from the checkpoints of an interrupted attempt in `out.scratch`. Raises StageFailed if the loss
-    is no longer finite, ConfigInvalid if the network does not take the images, Terminated after SIGTERM.
+    is no longer finite, ConfigInvalid if the network does not take the images or `weights` are not of it,
+    Terminated after SIGTERM.
     """
     from components.training.distributed import is_launched
 

@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
@@ -53,7 +54,7 @@ def _failure(folder: Path, statuses: list[int]) -> HpmlError:
     events = [json.loads(line) for file in folder.glob("*.jsonl") for line in file.read_text().splitlines()]
     if not events:
         return StageFailed(f"the training workers ended with the exit codes {', '.join(map(str, statuses))}")
-    first = min(events, key=lambda event: float(event["time_s"]))
+    first = min(events, key=lambda event: float(event["monotonic_s"]))
     error = HpmlError(first["message"])
     error.exit_code = first["exit_code"]
     return error
@@ -63,7 +64,12 @@ def main() -> None:
     """Be one worker; the folder with the task is the only argument."""
     die_with_parent(parent(), signal.SIGKILL)
     folder = Path(sys.argv[1])
-    with explained(record=Events(folder / f"{rank()}.jsonl").write):
+    events = Events(folder / f"{rank()}.jsonl")
+
+    def record(kind: str, **fields: Any) -> None:
+        events.write(kind, monotonic_s=time.monotonic(), **fields)  # one clock for all processes of a machine
+
+    with explained(record=record):
         task = json.loads((folder / "task.json").read_text())
         result = _train(task, folder)
         if rank() == 0:

@@ -9,8 +9,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
-from safetensors.torch import load, save
 from torch import Tensor
 
 from components.artifacts import write_bytes_atomic
@@ -27,6 +25,8 @@ class Checkpoint:
 
     def to_bytes(self) -> bytes:
         """A safetensors file, the state as JSON in its header."""
+        from safetensors.torch import save
+
         tensors = {
             name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
             for name, tensor in self.tensors.items()
@@ -36,6 +36,9 @@ class Checkpoint:
     @classmethod
     def from_bytes(cls, data: bytes) -> Checkpoint:
         """The reverse of `to_bytes`. Raises ValueError if `data` is not that."""
+        from safetensors import SafetensorError
+        from safetensors.torch import load
+
         try:
             tensors = load(data)
             header = json.loads(data[8 : 8 + int.from_bytes(data[:8], "little")])

@@ -1,4 +1,4 @@
-"""What can be set about a training, whatever it trains. Wakes no torch."""
+"""What can be set about a training, whatever it trains. Does not import torch."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ class Hyperparameters(Config):
 
     epochs: int = Field(default=8, ge=1, le=10_000)
     batch_size: int = Field(default=64, ge=1)  # images per optimizer step, over all workers
-    accumulate: int = Field(default=1, ge=1)  # parts of a worker's share; a stop waits for one
+    accumulate: int = Field(default=1, ge=1)  # parts of a worker's share; a stop waits for one or two
     optimizer: Literal["sgd", "adamw", "lars"] = "sgd"
     learning_rate: float | None = Field(default=None, gt=0)  # at its peak; None: what suits the optimizer
     momentum: float = Field(default=0.9, ge=0, lt=1)  # of sgd and lars; the first beta of adamw
@@ -47,7 +47,9 @@ class Hyperparameters(Config):
     @model_validator(mode="after")
     def _consistent(self) -> Self:
         if self.batch_size % self.accumulate:
-            raise ValueError(f"batch_size {self.batch_size} is no multiple of accumulate {self.accumulate}")
+            raise ValueError(
+                f"batch_size {self.batch_size} is not a multiple of accumulate {self.accumulate}"
+            )
         if self.warmup_epochs is not None and self.warmup_epochs >= self.epochs:
             raise ValueError(f"warmup_epochs {self.warmup_epochs:g} leaves nothing of {self.epochs} epochs")
         return self

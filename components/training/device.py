@@ -1,8 +1,7 @@
-"""Where and in which precision a training computes, and how fast that place could be."""
+"""Where and in which precision a training computes."""
 
 from __future__ import annotations
 
-import time
 from dataclasses import dataclass
 
 import torch
@@ -74,23 +73,3 @@ def _choose_dtype(wanted: str, device: torch.device) -> torch.dtype:
         best = "bf16" if "amx_bf16" in hardware.cpu_flags() else "fp32"
     chosen = best if wanted == "auto" else wanted
     return {"fp32": torch.float32, "fp16": torch.float16, "bf16": torch.bfloat16}[chosen]
-
-
-def gemm_flops_per_s(place: Place, *, seconds: float = 0.2) -> float:
-    """The best rate of a large square matrix product there, in floating-point operations a second."""
-    side = 8192 if place.device.type == "cuda" else 1536
-    left, right = (torch.ones(side, side, device=place.device, dtype=place.dtype) for _ in range(2))
-    _product_s(left, right)
-    best_s = _product_s(left, right)
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until:
-        best_s = min(best_s, _product_s(left, right))
-    return 2 * side**3 / best_s
-
-
-def _product_s(left: torch.Tensor, right: torch.Tensor) -> float:
-    started = time.perf_counter()
-    torch.mm(left, right)
-    if left.is_cuda:
-        torch.cuda.synchronize()
-    return time.perf_counter() - started

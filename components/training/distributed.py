@@ -12,7 +12,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -42,15 +42,28 @@ class Group:
         """Element by element, the largest of `values` in the group."""
         return self._reduce(values, "MAX")
 
+    def begin_max(self, values: Sequence[float]) -> Callable[[], list[float]]:
+        """`max` of `values`, found while this process goes on; what it returns waits for the answer."""
+        return self._begin(values, "MAX")
+
     def _reduce(self, values: Sequence[float], operation: str) -> list[float]:
+        return self._begin(values, operation)()
+
+    def _begin(self, values: Sequence[float], operation: str) -> Callable[[], list[float]]:
         if self.size == 1:
-            return list(values)
+            return lambda: list(values)
         import torch
         import torch.distributed as dist
 
         tensor = torch.tensor(values, dtype=torch.float64)
-        dist.all_reduce(tensor, op=getattr(dist.ReduceOp, operation))
-        return list(tensor.tolist())
+        work = dist.all_reduce(tensor, op=getattr(dist.ReduceOp, operation), async_op=True)
+
+        def answer() -> list[float]:
+            assert work is not None  # it is asynchronous
+            work.wait()
+            return list(tensor.tolist())
+
+        return answer
 
     def share(self, tensors: Sequence[torch.Tensor]) -> None:
         """Give all processes the contents of rank 0's `tensors`, in place."""

@@ -6,7 +6,8 @@ import hashlib
 import math
 import signal
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
 from dataclasses import asdict, dataclass, field
 from typing import NoReturn
 
@@ -19,11 +20,11 @@ from components import models
 from components.artifacts import Artifact, DatasetSpec, InputSpec
 from components.contract import Output, canonical_json
 from components.errors import ConfigInvalid, StageFailed, Terminated
-from components.images import batches
+from components.images import batches, load_split, top1_accuracy
 from components.training.augment import augment, draw
 from components.training.checkpoint import Checkpoint, CheckpointStore
 from components.training.config import Hyperparameters
-from components.training.device import HANDED_OVER, choose_place, gemm_flops_per_s
+from components.training.device import HANDED_OVER, choose_place
 from components.training.distributed import Group, joined_group
 from components.training.image_set import ImageSet
 from components.training.learner import Learner
@@ -43,8 +44,9 @@ class Fitted:
 
     history: one row an epoch, the same whenever the training is repeated: epoch, loss, train_accuracy (of the
     augmented images), test_accuracy, learning_rate. metrics: the last row, and what the training cost:
-    images_per_s, the seconds by phase (data_s, compute_s, communication_s: waiting for gradients that the
-    backward pass did not hide, evaluation_s, checkpoint_s), gemm_peak_gflops_per_s and gemm_peak_share.
+    images_per_s, gflop_per_s (of all workers), and the seconds by phase (data_s, compute_s, communication_s:
+    waiting for gradients that the backward pass did not hide, evaluation_s, checkpoint_s). Without epochs the
+    history is empty, and the only metric is test_accuracy.
     """
 
     model: nn.Module
@@ -67,11 +69,35 @@ def fit(
     With `distillation` the loss includes `teacher`'s logits. In a process that torchrun started, it joins the
     others. Checkpoints go to `out.scratch`, and a training that was interrupted goes on from the newest.
     Raises StageFailed if the loss is no longer finite; Terminated (KeyboardInterrupt) once the state is saved
-    after SIGTERM (SIGINT); ConfigInvalid if the hardware lacks what `config` names.
+    after SIGTERM (SIGINT); ConfigInvalid if the hardware lacks what `config` names, or no weight is trained.
     """
+    if not config.epochs:
+        return _as_it_is(model, data, input_spec, config)
+    require_trainable(model)
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     with joined_group() as group, StopRequest() as stop, torch.random.fork_rng(devices):
         return _Training(model, data, input_spec, config, out, group, stop, teacher, distillation).run()
+
+
+def require_trainable(model: nn.Module) -> None:
+    """Raise ConfigInvalid if no weight of `model` is trained."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigInvalid(
+            "the network has nothing to train",
+            why="none of its weights has requires_grad",
+            fix="leave some unfrozen; or, for trained weights as they are, set `weights` and epochs: 0",
+        )
+
+
+def _as_it_is(
+    model: nn.Module, data: Artifact[DatasetSpec], input_spec: InputSpec, config: Hyperparameters
+) -> Fitted:
+    """`model` with its accuracy; every process of a group finds that for itself."""
+    with joined_group() as group:
+        place = choose_place(config, group.local_rank)
+        logits = evaluate(place.put(model), data, input_spec)
+    _, labels = load_split(data, "test")
+    return Fitted(HANDED_OVER.put(model.eval()), (), {"test_accuracy": top1_accuracy(logits, labels)})
 
 
 def evaluate(
@@ -81,10 +107,9 @@ def evaluate(
     images = ImageSet(data, split, input_spec, next(model.parameters()).device)
     was_training = model.training
     model.eval()
-    with torch.no_grad():
+    with torch.no_grad(), closing(images.stream(batches(len(images), EVALUATION_BATCH))) as parts:
         logits = [
-            model(images.normalise(images.pixels_nchw(rows), torch.contiguous_format)).cpu()
-            for rows in batches(len(images), EVALUATION_BATCH)
+            model(images.normalise(images.pixels(part), torch.contiguous_format)).cpu() for part in parts
         ]
     model.train(was_training)
     return torch.cat(logits).numpy()
@@ -138,12 +163,16 @@ class _Training:
         )
         self.train_set = ImageSet(data, "train", input_spec, self.place.device)
         self.test_set = ImageSet(data, "test", input_spec, self.place.device)
+        for images in (self.train_set, self.test_set):
+            if images.residence and group.rank == 0:
+                print(images.residence, flush=True)
         self.batch_size = _batch_size(len(self.train_set), config, group)
         self.steps_per_epoch = len(self.train_set) // self.batch_size
         self.progress = _Progress()
         # This worker's losses and recognised images of this epoch; on the device, so no step waits for it.
         self.sums = torch.zeros(2, dtype=torch.float64, device=self.place.device)
         self.saved_at = self.reported_at = time.monotonic()
+        self.answer: Callable[[], list[float]] = _nothing_wanted  # to what was asked at the last `_heed`
 
     def run(self) -> Fitted:
         try:
@@ -151,6 +180,7 @@ class _Training:
             while self.progress.epoch < self.config.epochs:
                 self._train_epoch()
                 self._finish_epoch()
+            self.answer()  # the group is left with nothing under way
             self._save()
             return self._fitted()
         finally:
@@ -160,24 +190,29 @@ class _Training:
 
     def _train_epoch(self) -> None:
         order = torch.randperm(len(self.train_set), generator=self._generator("order"))
+        used = order[: self.steps_per_epoch * self.batch_size]
+        to_come = torch.split(used, self.batch_size)[self.progress.step :]
         self.stopwatch.start()
-        while self.progress.step < self.steps_per_epoch:
-            start = self.progress.step * self.batch_size
-            self._train_step(order[start : start + self.batch_size])
-            self.progress.step += 1
-            self.progress.images += self.batch_size
-            self._heed()
+        with closing(self.train_set.stream(part for rows in to_come for part in self._parts(rows))) as images:
+            for rows in to_come:
+                self._train_step(rows, images)
+                self.progress.step += 1
+                self.progress.images += self.batch_size
+                self._heed()
 
-    def _train_step(self, rows: Tensor) -> None:
+    def _train_step(self, rows: Tensor, images: Iterator[Tensor]) -> None:
         """One optimizer step with the images of `rows`, of which this worker takes its share in parts."""
         torch.manual_seed(self._seed("network", self.progress.step, self.group.rank))
-        parts = self._parts(rows)
+        # The draws belong to the place in the whole batch, so that neither the number of workers nor that of
+        # parts changes what an image looks like.
+        uniform = draw(len(rows), self._generator("augment", self.progress.step))
+        parts = list(zip(self._parts(rows), self._parts(uniform), strict=True))
         changed = [*self.learner.model.buffers(), self.sums]  # by each part, before the step is whole
         before = [tensor.clone() for tensor in changed] if len(parts) > 1 else []
-        for number, (part, uniform) in enumerate(parts, start=1):
+        for number, (part, drawn) in enumerate(parts, start=1):
             if number > 1:
                 self._heed(undo=list(zip(changed, before, strict=True)))
-            x, labels = self._batch(part, uniform)
+            x, labels = self._batch(next(images), drawn), self.train_set.labels[part.to(self.place.device)]
             self.stopwatch.lap("data")
             loss, correct = self.learner.add_gradients(
                 x, labels, share=1 / len(parts), last=number == len(parts)
@@ -185,22 +220,16 @@ class _Training:
             self.sums += torch.stack([loss.double(), correct.double()])
         self.learner.step(self._learning_rate(self.progress.step))
 
-    def _parts(self, rows: Tensor) -> list[tuple[Tensor, Tensor]]:
-        """This worker's share of a batch in `accumulate` parts: rows, and the draws of their augmentation.
+    def _parts(self, of_batch: Tensor) -> tuple[Tensor, ...]:
+        """This worker's share of what there is for each image of a batch, in `accumulate` parts."""
+        share = len(of_batch) // self.group.size
+        mine = of_batch[self.group.rank * share : (self.group.rank + 1) * share]
+        return torch.split(mine, share // self.config.accumulate)
 
-        The draws belong to the place in the whole batch, so that neither the number of workers nor that of
-        parts changes what an image looks like.
-        """
-        uniform = draw(len(rows), self._generator("augment", self.progress.step))
-        share = len(rows) // self.group.size
-        mine = slice(self.group.rank * share, (self.group.rank + 1) * share)
-        size = share // self.config.accumulate
-        return list(zip(torch.split(rows[mine], size), torch.split(uniform[mine], size), strict=True))
-
-    def _batch(self, rows: Tensor, uniform: Tensor) -> tuple[Tensor, Tensor]:
-        rows, uniform = rows.to(self.place.device), uniform.to(self.place.device)
-        pixels = augment(self.train_set.pixels_nchw(rows), uniform, self.config.augment)
-        return self.train_set.normalise(pixels, self.place.layout), self.train_set.labels[rows]
+    def _batch(self, images_nchw: Tensor, uniform: Tensor) -> Tensor:
+        pixels = self.train_set.pixels(images_nchw)
+        pixels = augment(pixels, uniform.to(self.place.device), self.config.augment)
+        return self.train_set.normalise(pixels, self.place.layout)
 
     def _learning_rate(self, step: int) -> float:
         """At a step of the current epoch."""
@@ -239,15 +268,19 @@ class _Training:
         model = self.learner.result().eval()
         self.group.share(list(model.buffers()))
         correct = 0
-        for rows in batches(len(self.test_set), EVALUATION_BATCH * self.group.size):
-            start = rows.start + self.group.rank * EVALUATION_BATCH
-            mine = slice(start, min(start + EVALUATION_BATCH, len(self.test_set)))
-            if mine.start < mine.stop:
-                with torch.no_grad():
-                    x = self.test_set.normalise(self.test_set.pixels_nchw(mine), self.place.layout)
-                    correct += int((model(x).argmax(dim=1) == self.test_set.labels[mine]).sum())
-            self.stopwatch.lap("evaluation")
-            self._heed()
+        begins = range(0, len(self.test_set), EVALUATION_BATCH * self.group.size)  # as many for every worker
+        mine = [begin + self.group.rank * EVALUATION_BATCH for begin in begins]
+        shares = [slice(start, min(start + EVALUATION_BATCH, len(self.test_set))) for start in mine]
+        some = [share for share in shares if share.start < share.stop]
+        with closing(self.test_set.stream(some)) as images:
+            for share in shares:
+                if share in some:
+                    with torch.no_grad():
+                        pixels = self.test_set.pixels(next(images))
+                        logits = model(self.test_set.normalise(pixels, self.place.layout))
+                        correct += int((logits.argmax(dim=1) == self.test_set.labels[share]).sum())
+                self.stopwatch.lap("evaluation")
+                self._heed()
         model.train()
         return self.group.sum([correct])[0] / len(self.test_set)
 
@@ -256,13 +289,11 @@ class _Training:
         flops_per_image = 3 * 2 * macs  # the backward pass costs twice the forward pass
         if self.learner.teacher is not None:
             flops_per_image += 2 * models.count(self.learner.teacher, self.input_spec)[1]
-        peak_flops_per_s = self.group.sum([gemm_flops_per_s(self.place)])[0]
         metrics = {
             **{name: value for name, value in self.progress.history[-1].items() if name != "epoch"},
             **{f"{phase}_s": seconds for phase, seconds in self.progress.seconds.items()},
             "images_per_s": self.progress.images_per_s,
-            "gemm_peak_gflops_per_s": peak_flops_per_s / 1e9,
-            "gemm_peak_share": self.progress.images_per_s * flops_per_image / peak_flops_per_s,
+            "gflop_per_s": self.progress.images_per_s * flops_per_image / 1e9,
         }
         model = HANDED_OVER.put(self.learner.result().eval())
         return Fitted(model, tuple(self.progress.history), metrics)
@@ -272,6 +303,7 @@ class _Training:
     def _heed(self, undo: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
         """Do together what any worker has a reason for: fail, save, stop.
 
+        In a group it is what they had when this was called before: no step waits for the others to answer.
         undo: inside of a step, the tensors that its first parts changed, and what they held before it.
         """
         now = time.monotonic()
@@ -282,8 +314,11 @@ class _Training:
         at_end = self.progress.step == self.steps_per_epoch
         is_cheap = self.place.device.type == "cpu"  # on a GPU, to look at the loss is to wait for it
         is_bad = (is_cheap or is_reporting or at_end) and not math.isfinite(self.sums[0].item())
-        is_due = not undo and now - self.saved_at >= self.config.checkpoint_every_s
-        stopped_by, any_bad, any_due = self.group.max([self.stop.signal, is_bad, is_due])
+        is_due = now - self.saved_at >= self.config.checkpoint_every_s
+        wanted = [self.stop.signal, is_bad, is_due]
+        stopped_by, any_bad, any_due = self.answer() if self.group.size > 1 else wanted
+        self.answer = _nothing_wanted
+        is_saving = stopped_by or (any_due and not undo)
         if self.group.size > 1:
             self.stopwatch.lap("communication")
         if any_bad:
@@ -291,10 +326,13 @@ class _Training:
         if stopped_by:
             for tensor, before in undo:
                 tensor.copy_(before)
-        if stopped_by or any_due:
+        if is_saving:
             self._save()
+            wanted[2] = False
         if stopped_by:
             self._leave(stopped_by)
+        if self.group.size > 1:
+            self.answer = self.group.begin_max(wanted)
 
     def _leave(self, stopped_by: float) -> NoReturn:
         if stopped_by == signal.SIGINT:
@@ -370,6 +408,11 @@ class _Training:
             f" learning rate {row['learning_rate']:.2g}, {rate:.0f} images/s",
             flush=True,
         )
+
+
+def _nothing_wanted() -> list[float]:
+    """Neither to stop, nor bad, nor due to be saved; see `_Training._heed`."""
+    return [0.0, 0.0, 0.0]
 
 
 def _batch_size(rows: int, config: Hyperparameters, group: Group) -> int:

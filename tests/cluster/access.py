@@ -28,6 +28,12 @@ def kubectl(*arguments: str, stdin: str = "", check: bool = True) -> str:
     return answer.stdout
 
 
+def run_script(script: Path, *arguments: str) -> None:
+    """Run a script of ours, which is to succeed."""
+    answer = subprocess.run([str(script), *arguments], capture_output=True, text=True, check=False)
+    assert answer.returncode == 0, answer.stderr
+
+
 def kubectl_json(*arguments: str) -> Any:
     """What `kubectl ... -o json` prints."""
     return json.loads(kubectl(*arguments, "-o", "json"))

@@ -8,7 +8,6 @@ import shutil
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +37,11 @@ def containers() -> list[str]:
         ["podman", "ps", "--all", "--format", "{{.Names}}"], capture_output=True, text=True, check=True
     )
     return [name for name in answer.stdout.split() if name.startswith("hpml-")]
+
+
+def checkpoints(home: Path) -> list[str]:
+    """Their names, which begin with the step."""
+    return [file.name for file in (home / ".store" / "scratch").glob("*/checkpoints-*/*.safetensors")]
 
 
 @pytest.fixture(scope="module", autouse=True)
@@ -75,11 +79,12 @@ def test_containers_end_with_the_executor(tmp_path: Path, number: signal.Signals
     command = [str(HPML), "run", str(RECIPE), "--home", str(tmp_path), "--executor", "container"]
     command += ["--set", f"cluster.images.cpu={CPU_IMAGE}", "--set", "train.epochs=5000"]
     process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
-    wait_until(lambda: [name for name in containers() if name.startswith("hpml-train-")], "a training")
-    time.sleep(3)
+    wait_until(lambda: checkpoints(tmp_path), "a training with a checkpoint")
+    before = checkpoints(tmp_path)
     process.send_signal(number)
     _, said = process.communicate(timeout=60)
     assert process.returncode == (143 if number == signal.SIGTERM else -signal.SIGKILL), said
     wait_until(lambda: not containers(), "no container is left", seconds=40)
-    checkpoints = list((tmp_path / ".store" / "scratch").glob("*/checkpoints-*/*.safetensors"))
-    assert checkpoints, "the training saved what it had"
+    assert checkpoints(tmp_path)
+    if number == signal.SIGTERM:
+        assert max(checkpoints(tmp_path)) > max(before), "the training saved what it had"

@@ -1,13 +1,22 @@
-"""bucket: a fresh one, in an S3 that the environment names."""
+"""bucket: a fresh one, in an S3 that the environment names. uri: of a fresh MLflow store. nvidia_driver: one
+that is not here."""
 
 from __future__ import annotations
 
+import ctypes
+import shutil
 import uuid
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import boto3
 import pytest
+
+from components import hardware
+from components.tracking import ensure_store
+from tests.components.fake_nvml import FakeNvml
 
 
 @dataclass(frozen=True)
@@ -33,6 +42,21 @@ class Bucket:
         return content
 
 
+@pytest.fixture(scope="session")
+def new_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """MLflow's database as it is at first, which takes a second to make. To be copied."""
+    path = tmp_path_factory.mktemp("store") / "mlflow.db"
+    ensure_store(f"sqlite:///{path}")
+    return path
+
+
+@pytest.fixture
+def uri(new_store: Path, tmp_path: Path) -> str:
+    """Of a fresh MLflow store of this machine."""
+    shutil.copy(new_store, tmp_path / "mlflow.db")
+    return f"sqlite:///{tmp_path / 'mlflow.db'}"
+
+
 @pytest.fixture
 def s3_environment(s3_endpoint: str, monkeypatch: pytest.MonkeyPatch) -> dict[str, str]:
     """What the store's Secret gives a pod."""
@@ -53,3 +77,17 @@ def bucket(s3_environment: dict[str, str]) -> Bucket:
     name = f"hpml-{uuid.uuid4().hex[:12]}"
     client.create_bucket(Bucket=name)
     return Bucket(name, client)
+
+
+@pytest.fixture
+def nvidia_driver(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., FakeNvml]]:
+    """nvidia_driver(driver="570.86"): from now on this process finds that driver's NVML."""
+
+    def install(**given: Any) -> FakeNvml:
+        library = FakeNvml(**given)
+        monkeypatch.setattr(ctypes, "CDLL", library)
+        hardware._gpus.cache_clear()
+        return library
+
+    yield install
+    hardware._gpus.cache_clear()

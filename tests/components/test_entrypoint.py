@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from components import container, hardware, patience
-from components.__main__ import STAGES, Job, about, arguments_of, parse, source_digest
+from components.__main__ import STAGES, Job, about, arguments_of, main, parse, source_digest
 from components.artifacts import Artifact, DatasetSpec, ReportSpec, open_artifact, read_manifest
 from components.contract import Config, Output, Result, signature
 from components.errors import ConfigInvalid, GateFailed, StageFailed, Unavailable, UsageError
@@ -92,11 +92,39 @@ def test_what_is_no_stage_has_no_command_line() -> None:
         (["train", "--data", "d", "--out", "o", "--set", "epochs"], ConfigInvalid, "is not KEY=VALUE"),
         (["train", "--data", "d", "--out", "o", "--dat", "e"], UsageError, "unrecognized"),
         (["train", "--executor-input", "{}"], UsageError, "outputs: Field required"),
+        (
+            ["ceilings", "--out", "o", "--check", "train.epochs=-1"],
+            ConfigInvalid,
+            "train.epochs is not valid",
+        ),
+        (
+            ["ceilings", "--out", "o", "--check", "select.objective=fast"],
+            ConfigInvalid,
+            "select.objective.*latency_ms_p50",
+        ),
+        (["ceilings", "--out", "o", "--check", "select.max_size_mb=-1"], ConfigInvalid, "greater than 0"),
+        (["ceilings", "--out", "o", "--check", "select.size=1"], UsageError, "it has max_accuracy_drop"),
     ],
 )
 def test_a_wrong_command_line_is_told(arguments: list[str], kind: type[Exception], said: str) -> None:
     with pytest.raises(kind, match=said):
         parse(arguments)
+
+
+def test_what_later_steps_take_is_checked_and_what_is_unset_is_not() -> None:
+    given = ("train.epochs=3", "select.max_size_mb=", "select.max_latency_ms_p99=2.5")
+    flags = [part for item in given for part in ("--check", item)]
+    assert parse(["ceilings", "--out", "o", *flags]).job.config == {}
+
+
+def test_a_command_line_that_is_refused_is_an_event(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as ended:
+        main(["ceilings", "--out", "o", "--events", "-", "--check", "train.epochs=-1"])
+    assert ended.value.code == 3
+    told = capsys.readouterr()
+    [event] = events_in(told.out)
+    assert (event["event"], event["exit_code"]) == ("failed", 3)
+    assert told.err == f"error: {event['message']}\n"
 
 
 def test_overrides_reach_defaults_and_an_empty_one_changes_nothing(
@@ -317,6 +345,7 @@ def wait_until(happened: Callable[[], object], process: subprocess.Popen[str]) -
         time.sleep(0.02)
 
 
+@pytest.mark.slow  # test_resume does it on a disk, and test_storage tries what brings checkpoints to a store
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
 def test_a_training_that_was_ended_goes_on_elsewhere(
     bucket: Bucket, data_uri: str, digits_data: Artifact[DatasetSpec], tmp_path: Path, number: signal.Signals

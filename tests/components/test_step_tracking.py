@@ -15,18 +15,11 @@ import pytest
 
 from components import patience, step_tracking
 from components.step_tracking import Reported, StepTracking, reported
-from components.tracking import are_events, client, ensure_store
+from components.tracking import are_events, client
 from tests.components.conftest import Bucket
 
 NOWHERE = "http://user:hunter2@127.0.0.1:9"
 Track = Callable[..., StepTracking]
-
-
-@pytest.fixture
-def uri(tmp_path: Path) -> str:
-    found = f"sqlite:///{tmp_path / 'store' / 'mlflow.db'}"
-    ensure_store(found)
-    return found
 
 
 @pytest.fixture
@@ -240,10 +233,13 @@ def test_the_entrypoint_tracks_its_stage(uri: str, bucket: Bucket, tmp_path: Pat
     assert bucket.listing() == []
 
 
+@pytest.mark.slow  # six processes that import mlflow; test_tracking has a rival in its own process
 def test_steps_that_start_at_the_same_moment_make_one_run(uri: str, tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path\n"
+        "from components import step_tracking\n"
         "from components.step_tracking import Reported, StepTracking\n"
+        "step_tracking._WAIT_S = 120.0\n"  # importing mlflow six times at once can be slow here
         "_, uri, step, folder = sys.argv\n"
         "what = Reported(uri, 'r1', 'quickstart', step, '', False)\n"
         "with StepTracking(what, {'lr': 0.1}, Path(folder)) as it:\n"

@@ -7,6 +7,7 @@ import shutil
 import sqlite3
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -29,20 +30,6 @@ from components.tracking import (
     unsent,
     without_credentials,
 )
-
-
-@pytest.fixture(scope="session")
-def new_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("store") / "mlflow.db"
-    ensure_store(f"sqlite:///{path}")
-    return path
-
-
-@pytest.fixture
-def uri(new_store: Path, tmp_path: Path) -> str:
-    """A fresh local store."""
-    shutil.copy(new_store, tmp_path / "mlflow.db")
-    return f"sqlite:///{tmp_path / 'mlflow.db'}"
 
 
 @pytest.fixture
@@ -432,6 +419,46 @@ def test_a_file_that_is_no_database_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(Unavailable, match="file is not a database"):
         ensure_store(f"sqlite:///{file}")
     assert file.read_text() == "not a database, " * 100
+
+
+def damage(path: Path, how: str) -> None:
+    content = path.read_bytes()
+    changed = {
+        "no database": b"not a database, " * 100,
+        "cut short": content[: len(content) // 2],
+        "pages overwritten": content[:4096] + b"\xa5" * (len(content) - 4096),
+    }
+    path.write_bytes(changed[how])
+
+
+@pytest.mark.parametrize("how", ["no database", "cut short", "pages overwritten"])
+def test_a_damaged_database_is_named_with_what_to_do_and_not_waited_for(
+    path: Path, uri: str, tmp_path: Path, how: str
+) -> None:
+    write_a_run(path)
+    file = tmp_path / "mlflow.db"
+    whole = file.read_bytes()
+    damage(file, how)
+
+    class Unwaited(threading.Event):
+        def wait(self, timeout: float | None = None) -> bool:
+            raise AssertionError("it waits for a file to mend itself")
+
+    drained = tracking._keep_sending(path, uri, Unwaited())
+    assert drained.remaining and not drained.ended
+    assert "is damaged" in drained.problem and f"move {file} away" in drained.problem
+    file.write_bytes(whole)
+    assert drain(path, uri).ended
+    assert len(tracked(uri)) == 4
+
+
+def test_a_damaged_note_of_what_was_sent_only_sends_it_again(path: Path, uri: str) -> None:
+    write_a_run(path)
+    assert drain(path, uri).ended
+    path.with_name("outbox.jsonl.sent").write_text('{"off')
+    assert unsent(path, uri)
+    assert drain(path, uri).ended
+    assert loss_points(uri, tracked(uri)["step0"]) == EXPECTED_LOSS
 
 
 def test_the_identity_of_a_server_has_no_credentials_and_needs_no_mlflow() -> None:

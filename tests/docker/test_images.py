@@ -23,9 +23,12 @@ def is_built(family: str) -> bool:
     return bool(ENGINE) and subprocess.run(inspect, capture_output=True, check=False).returncode == 0
 
 
-pytestmark = pytest.mark.skipif(
-    not all(map(is_built, LARGEST_BYTES)), reason="the images are not built: tests/cluster/images"
-)
+pytestmark = [
+    pytest.mark.slow,  # a part of make test-cluster, too; test_dockerfile reads what they are built from
+    pytest.mark.skipif(
+        not all(map(is_built, LARGEST_BYTES)), reason="the images are not built: tests/cluster/images"
+    ),
+]
 
 
 def run(family: str, *arguments: str, user: str = "12345:12345", entrypoint: str = "") -> str:

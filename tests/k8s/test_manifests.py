@@ -26,7 +26,8 @@ Object = dict[str, Any]
 Render = Callable[[str], list[Object]]
 
 SETUPS = (
-    "base", "base+downloads", "base+external-store", "base+kubeflow", "base+kueue", "base+postgres",
+    "base", "base+downloads", "base+external-store", "base+kubeflow", "base+kubeflow-store", "base+kueue",
+    "base+postgres",
     "base+trainer",
     "overlays/gpu", "overlays/gpu/check", "overlays/gpu/check-mig", "overlays/kind", "overlays/test",
 )  # fmt: skip
@@ -117,7 +118,7 @@ def test_the_rights_are_the_golden_ones(render: Render, setup: str) -> None:
     objects = render(setup)
 
     assert not of_kind(objects, "ClusterRole", "ClusterRoleBinding")
-    has_kubeflow = any(each["metadata"].get("namespace") == "kubeflow" for each in objects)
+    has_kubeflow = any(each["metadata"].get("namespace") == "kubeflow" for each in of_kind(objects, "Role"))
     golden = {name: dict(each) for name, each in RIGHTS.items() if has_kubeflow or name.startswith("hpml/")}
     if setup == "base+trainer":
         golden["hpml/hpml-launcher"] |= yaml.safe_load((GOLDEN / "rights_trainer.yaml").read_text())
@@ -380,7 +381,20 @@ def test_kubeflow_s_steps_reach_store_and_mlflow(render: Render) -> None:
         assert allowed(policies, kubeflow, pods_of["mlflow"], 5000) is reached
         assert allowed(policies, kubeflow, pods_of["seaweedfs"], 8333) is reached
         assert allowed(policies, Peer(SUBMITTER), kubeflow, 8888) is reached
+        assert allowed(policies, Peer(SUBMITTER), kubeflow, 3000) is reached  # a pod of the user interface
         assert not allowed(policies, Peer(STEP), kubeflow, 8888)
+
+
+def test_kubeflow_s_launcher_is_told_of_the_store_that_our_steps_use(render: Render) -> None:
+    [config] = [each for each in of_kind(render("base+kubeflow-store"), "ConfigMap") if "kfp" in str(each)]
+    assert config["data"]["defaultPipelineRoot"].startswith(f"{ClusterConfig().store}/")
+    store = yaml.safe_load(config["data"]["providers"])["s3"]["default"]
+    assert store["endpoint"] == "http://seaweedfs.hpml:8333" and store["forcePathStyle"] is True
+    assert store["credentials"]["secretRef"] == {
+        "secretName": ClusterConfig().store_secret,
+        "accessKeyKey": "AWS_ACCESS_KEY_ID",
+        "secretKeyKey": "AWS_SECRET_ACCESS_KEY",
+    }
 
 
 def test_postgres_is_mlflow_s_alone(render: Render) -> None:

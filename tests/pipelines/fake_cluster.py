@@ -25,6 +25,8 @@ _PATH = re.compile(
 class FakeCluster:
     """The objects of one namespace, by plural and name, and the lines of the logs of its pods.
 
+    Those of another namespace are there by the name NAMESPACE/NAME, to be read.
+
     on_create: called with each new object, in a thread: where a test plays controller. refuse: answers a
     request (verb, plural) instead of us, with a status and a message. outage: while set, connections are cut.
     cut_log_after: how many lines each stream of a log has, the last one broken off; None for no limit.
@@ -184,7 +186,10 @@ class FakeCluster:
                 request, 200, {"items": [item for item in self.all(plural) if _chosen(item, query)]}
             )
         with self._lock:
-            item = self.objects.get((plural, name or body["metadata"]["name"] if body else name))
+            wanted_name = name or body["metadata"]["name"] if body else name
+            if found["namespace"] != self.namespace:
+                wanted_name = f"{found['namespace']}/{wanted_name}"
+            item = self.objects.get((plural, wanted_name))
         if verb == "create":
             assert body
             if item:

@@ -46,7 +46,16 @@ class FakeJobs(FakeCluster):
     """
 
     def __init__(self) -> None:
-        plurals = ("pods", "events", "jobs", "configmaps", "secrets", "serviceaccounts", "services")
+        plurals = (
+            "pods",
+            "events",
+            "jobs",
+            "configmaps",
+            "secrets",
+            "serviceaccounts",
+            "services",
+            "rolebindings",
+        )
         super().__init__(plurals=plurals)
         self.program: Program = ends()
         self.about: Json = _about()

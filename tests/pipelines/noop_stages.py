@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import json
 import os
 import signal
 import subprocess
@@ -80,3 +81,17 @@ def add(
     total = sum(numbers) + config.value
     (out.path / "number").write_text(str(total))
     return Result(NumberSpec(title=str(total)))
+
+
+def show(
+    config: Number,
+    *,
+    others: dict[str, Artifact[NumberSpec]],
+    wished: Artifact[NumberSpec] | None = None,
+    out: Output,
+) -> Result[NumberSpec]:
+    """Deliver what is there and what is not."""
+    _fail(config.failure)
+    seen = {"there": sorted(others), "wished": wished is not None, "left_out": dict(out.left_out)}
+    (out.path / "number").write_text(json.dumps(seen))
+    return Result(NumberSpec(title="shown"))

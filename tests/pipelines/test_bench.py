@@ -6,6 +6,7 @@ import csv
 import json
 import re
 import shutil
+from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from components import memory
 from components.benchmark.record import BenchRecord, analysed, read_again, read_record
 from components.benchmark.subjects import (
     BundleSubject,
@@ -21,7 +23,7 @@ from components.benchmark.subjects import (
     ServerSubject,
     TorchSubject,
 )
-from components.errors import ConfigInvalid, GateFailed, HpmlError, UsageError
+from components.errors import ConfigInvalid, GateFailed, HpmlError, StageFailed, UsageError
 from components.export import stage as export
 from components.measurements import Conditions, MeasurementsSpec
 from components.targets import Onnx
@@ -113,7 +115,7 @@ def test_a_folder_with_a_bundle_is_a_bundle(models: Path, hints: Hints, tmp_path
     ("argument", "why"),
     [
         ("absent.onnx", "no such file or folder"),
-        ("notes.txt", "no .onnx file"),
+        ("notes.txt", "not an .onnx file"),
         ("empty", "neither bundle.json nor manifest.json"),
         ("yesterday:int8/onnx", "there is no run 'yesterday'"),
         ("latest:int8/onnx", "there is no run 'latest'"),
@@ -209,6 +211,66 @@ def test_engines_of_runs_find_their_images_beside_an_onnx_file(
 def test_sizes_that_are_none_are_refused(given: str) -> None:
     with pytest.raises(UsageError, match="is not valid"):
         measurable.parse_sizes([given])
+
+
+def test_arguments_of_torch_modules(models: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    shutil.copy(models / "their_model.py", tmp_path / "their_model_with_width.py")
+    architecture = "their_model_with_width:wide"
+    train = {"model": {"architecture": architecture, "arguments": {"width": 3}}}
+    (tmp_path / "r.yaml").write_text(json.dumps({"data": "digits", "train": train}))
+    hints = Hints(
+        tmp_path,
+        inputs=measurable.parse_inputs(["3x4x4"]),
+        arguments=measurable.parse_arguments(["num_classes=7"]),
+        recipe=Path("r.yaml"),
+    )
+    subject = measurable.measurable(architecture, hints).subject
+    assert isinstance(subject, TorchSubject)
+    assert subject.arguments == {"in_channels": 3, "width": 3, "num_classes": 7}
+    monkeypatch.syspath_prepend(tmp_path)
+    assert subject.open(threads=1).device == "cpu"
+    with pytest.raises(StageFailed, match=r"'num_classes' -> .*--arg width=32"):
+        subject.model_copy(update={"arguments": {"in_channels": 3}}).open(threads=1)
+    with pytest.raises(UsageError, match=r"not the network of r.yaml: its network is their_model_with_width"):
+        measurable.measurable("their_model:small", hints)
+
+
+def test_a_recipe_alone_says_what_its_network_takes(tmp_path: Path, models: Path) -> None:
+    """By its data; what the command line says goes before it."""
+    shutil.copy(models / "their_model.py", tmp_path / "told_by_data.py")
+    train = {"model": {"architecture": "told_by_data:wide", "arguments": {"width": 3}}}
+    (tmp_path / "r.yaml").write_text(json.dumps({"data": "digits", "train": train}))
+    hints = Hints(tmp_path, recipe=tmp_path / "r.yaml")
+
+    def found(hints: Hints) -> tuple[Any, Any]:
+        subject = measurable.measurable("told_by_data:wide", hints).subject
+        assert isinstance(subject, TorchSubject)
+        return subject.inputs[0].shape, subject.arguments
+
+    assert found(hints) == ((1, 8, 8), {"in_channels": 1, "num_classes": 10, "width": 3})
+    given = replace(hints, inputs=measurable.parse_inputs(["3x4x4"]), arguments={"num_classes": 7})
+    assert found(given) == ((3, 4, 4), {"in_channels": 3, "num_classes": 7, "width": 3})
+    absent = {"source": "npz", "path": "absent.npz"}
+    (tmp_path / "r.yaml").write_text(json.dumps({"data": absent, "train": train}))
+    with pytest.raises(ConfigInvalid, match=r"absent.npz.* -> .*--input 3x32x32 --arg num_classes=10$"):
+        found(hints)
+    assert found(given)[0] == (3, 4, 4)
+
+
+@pytest.mark.parametrize("given", ["width", "=3", "a b=3", "width=[", "a=1e999", "a={1: 2}"])
+def test_arguments_that_are_none_are_refused(given: str) -> None:
+    with pytest.raises(UsageError, match="is not valid"):
+        measurable.parse_arguments([given])
+
+
+def test_inputs_that_do_not_fit_into_memory_are_refused(
+    models: Path, hints: Hints, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 10**6)
+    found = measurable.measurables([str(models / "larger.onnx")], hints)
+    with pytest.raises(ConfigInvalid, match=r"inputs take 0.00315 GB.*--batch 1"):
+        bench._write_inputs(tmp_path / "inputs.npz", found, bench._config(found, bench.Wishes()))
 
 
 @pytest.mark.parametrize("given", ["0", "1,", "a", "-1", "1;2"])

@@ -18,6 +18,8 @@ from pipelines.local import Processes
 from pipelines.plan import Step, trace
 from pipelines.recipe import Recipe
 
+pytestmark = pytest.mark.slow  # measures all of the machine; test_ceilings_stage measures a part of it
+
 HPML = Path(sys.executable).with_name("hpml")
 
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from pipelines import cluster_doctor, doctor
 from pipelines.cluster import ClusterConfig
@@ -32,6 +33,11 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeJob
     for service in ("mlflow", "ml-pipeline"):
         fake.add("services", {"metadata": {"name": service, "namespace": "kubeflow"}})
     fake.add_secret("hpml-store", AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b")
+    fake.add_secret("kubeflow/hpml-store", AWS_ACCESS_KEY_ID="a", AWS_SECRET_ACCESS_KEY="b")
+    fake.add("rolebindings", {"metadata": {"name": "kubeflow/hpml-launcher"}})
+    fake.add(
+        "configmaps", {"metadata": {"name": "kubeflow/kfp-launcher"}, "data": {"defaultPipelineRoot": ""}}
+    )
     default = {"storageclass.kubernetes.io/is-default-class": "true"}
     fake.add("storageclasses", {"metadata": {"name": "fast", "annotations": default}})
     fake.add(
@@ -128,6 +134,26 @@ def stop_the_operator(fake: FakeJobs) -> None:
             "mlflow server",
             "there is no service mlflow",
             "base",
+        ),
+        (
+            lambda fake: fake.remove("secrets", "kubeflow/hpml-store"),
+            "pipelines secret",
+            "there is no secret hpml-store in the namespace kubeflow",
+            "k8s/make-secrets kubeflow",
+        ),
+        (
+            lambda fake: fake.remove("rolebindings", "kubeflow/hpml-launcher"),
+            "pipelines launcher",
+            "there is no rolebinding hpml-launcher in the namespace kubeflow",
+            "k8s/components/kubeflow",
+        ),
+        (
+            lambda fake: fake.objects["configmaps", "kubeflow/kfp-launcher"]["data"].update(
+                defaultPipelineRoot="s3://ours/kubeflow"
+            ),
+            "pipelines store",
+            "names s3://ours/kubeflow, and no endpoint and credentials",
+            "k8s/components/kubeflow-store",
         ),
         (lambda fake: fake.remove("nodes", "n"), "images", "hpml-cpu:0.1.0", "make images"),
         (
@@ -251,3 +277,16 @@ def test_without_a_kubeconfig_a_cluster_is_optional(tmp_path: Path, monkeypatch:
     monkeypatch.setenv("HOME", str(tmp_path))
     [finding] = [item for item in doctor.examine(ClusterConfig()) if item.name == "cluster"]
     assert (finding.state, finding.found) == ("optional", "no kubeconfig")
+
+
+def test_kubeflow_that_keeps_artifacts_in_our_store(cluster: FakeJobs) -> None:
+    shipped = yaml.safe_load(Path("k8s/components/kubeflow-store/launcher.yaml").read_text())
+    cluster.objects["configmaps", "kubeflow/kfp-launcher"]["data"] = shipped["data"]
+    assert findings()["pipelines store"] == Finding(
+        "pipelines store", "ok", "artifacts of its runs are in s3://hpml/kubeflow"
+    )
+
+
+def test_without_kubeflow_nothing_is_looked_for_there(cluster: FakeJobs) -> None:
+    cluster.remove("services", "ml-pipeline")
+    assert not [name for name in findings() if name.startswith("pipelines ")]

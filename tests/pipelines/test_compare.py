@@ -234,3 +234,51 @@ def test_what_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str], out
     else:
         table = printed[printed.index("engine ") : printed.index("Ratios of")]
         assert max(len(line) for line in table.splitlines()) <= 80
+
+
+# ------------------------------------------------------------------------------------------------- the gate
+
+
+@pytest.mark.parametrize(
+    ("after_ms", "share", "code", "said"),
+    [
+        (1.2, 0.01, 5, "slower than"),
+        (0.5, 0.01, 0, ""),
+        (1.03, 0.005, 0, ""),  # slower, and by less than is allowed
+        (1.2, 0.5, 0, "undecided: x p50 20.0 % slower ("),
+    ],
+)
+def test_a_gate_for_ci_is_decided_on_the_interval(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], after_ms: float, share: float, code: int, said: str
+) -> None:
+    one = bench_folder(tmp_path / "a", spec({"x": engine(1.0, share=share)}))
+    other = bench_folder(tmp_path / "b", spec({"x": engine(after_ms, share=share)}))
+    ended = 0
+    try:
+        main(["compare", str(one), str(other), "--fail-slower", "5%"])
+    except SystemExit as ending:
+        ended = int(ending.code or 0)
+    printed = capsys.readouterr()
+    assert ended == code and "x" in printed.out
+    assert said in printed.err if said else printed.err == ""
+    if code:
+        (line,) = printed.err.splitlines()
+        assert line.startswith("error: ") and "by more than 5 %: x p50 20.0 % slower (18." in line
+
+
+def test_an_engine_that_is_gone_is_not_passed_over_in_silence(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    one = bench_folder(tmp_path / "a", spec({"x": engine(1.0), "gone": engine(1.0)}))
+    other = bench_folder(tmp_path / "b", spec({"x": engine(1.0)}))
+    main(["compare", str(one), str(other), "--fail-slower", "0.5", "-o", "json"])
+    printed = capsys.readouterr()
+    assert printed.err == "undecided: in one of the two only: gone\n"
+    assert json.loads(printed.out)["unmatched"] == ["gone"]
+
+
+@pytest.mark.parametrize("text", ["5%%", "five", "-1%", "nan", "", "5 % more", "5", "101%"])
+def test_a_share_is_a_share(text: str) -> None:
+    assert compare.parse_share("5%") == compare.parse_share("0.05") == 0.05
+    with pytest.raises(UsageError, match="not a share"):
+        compare.parse_share(text)

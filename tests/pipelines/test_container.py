@@ -20,6 +20,7 @@ from components.train import stage as train
 from pipelines import recipe, run_record
 from pipelines.container import Containers, quantity_bytes
 from pipelines.execution import Execution, Settings
+from pipelines.graph import graph
 from pipelines.local import Processes
 from pipelines.place import Place
 from pipelines.plan import Plan, Step, trace
@@ -89,8 +90,9 @@ def values(call: list[str], flag: str) -> list[str]:
 
 
 def test_same_results_and_keys_apart_from_the_image(
-    engine: Path, loaded: LoadedRecipe, tmp_path: Path
+    engine: Path, loaded: LoadedRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.delenv("OPENBLAS_CORETYPE", raising=False)  # a container does not get it
     contained, plain = settings_in(tmp_path / "contained"), settings_in(tmp_path / "plain")
     listener = Listener()
     boxed = execute(loaded, contained, Containers(loaded, contained, listener), listener)
@@ -131,6 +133,50 @@ def test_what_a_container_may_do_and_see(engine: Path, loaded: LoadedRecipe, tmp
     assert str(settings.home) not in mounted and str(store) not in mounted
     assert str(store / "incoming") in writable and len(writable) == 3
     assert len(calls(engine, "rm")) == 2
+
+
+URL = ["data={source: cifar10, url: 'https://data.example/cifar.tgz', sha256: " + "ab" * 32 + "}"]
+
+
+@pytest.mark.parametrize(
+    ("overrides", "network"), [([], "bridge"), (["cluster.container_network=lab"], "lab")]
+)
+def test_a_step_that_needs_a_network_gets_a_bridge_and_the_others_none(
+    engine: Path, loaded: LoadedRecipe, tmp_path: Path, overrides: list[str], network: str
+) -> None:
+    loaded = recipe.load(loaded.file, (*URL, *overrides))
+    settings, listener = settings_in(tmp_path / "runs"), Listener()
+    place = Containers(loaded, settings, listener)
+    plan = two_steps(loaded)
+    place.check(plan)
+    (engine / "refuse").touch()  # what the engine was asked is enough
+    execute(loaded, settings, place, listener)
+    assert values(calls(engine, "run")[-1], "--network") == [network]
+    assert [text for text in listener.said if "network" in text] == [
+        f"prepare has a network ({network}), for data.example"
+    ]
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "0.0.0.0", "mlflow.localhost"])
+def test_an_address_of_this_machines_loopback_is_refused_before_anything_starts(
+    engine: Path, loaded: LoadedRecipe, tmp_path: Path, host: str
+) -> None:
+    plan = trace(graph, loaded.recipe)
+    settings = Settings(home=tmp_path / "runs", registry_uri=f"http://user:secret@{host}:5000")
+    with pytest.raises(ConfigInvalid, match=r"register cannot reach .*container_network=host") as caught:
+        Containers(loaded, settings, Listener()).check(plan)
+    assert "secret" not in str(caught.value)
+    on_the_host = recipe.load(loaded.file, ("cluster.container_network=host",))
+    Containers(on_the_host, settings, Listener()).check(plan)
+    elsewhere = Settings(home=tmp_path / "runs", registry_uri="http://10.0.0.7:5000")
+    Containers(loaded, elsewhere, Listener()).check(plan)
+
+
+def test_a_registry_in_a_file_needs_no_network(engine: Path, loaded: LoadedRecipe, tmp_path: Path) -> None:
+    settings = Settings(home=tmp_path / "runs", registry_uri=f"sqlite:///{tmp_path}/mlflow.db")
+    place = Containers(loaded, settings, Listener())
+    [register] = [node for node in trace(graph, loaded.recipe).nodes.values() if node.stage == "register"]
+    assert place._network(register) == "none"
 
 
 def test_an_image_that_is_not_there(engine: Path, loaded: LoadedRecipe, tmp_path: Path) -> None:

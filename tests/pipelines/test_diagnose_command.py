@@ -120,10 +120,12 @@ def test_one_engine(home: Path) -> None:
     assert answer.stderr == ""
 
 
-def test_all_engines_in_a_line_each(home: Path) -> None:
+def test_all_engines_with_what_to_do(home: Path) -> None:
     answer = diagnose(home, "digits-1")
     assert answer.stdout.splitlines() == [
         "int8/onnx: dispatch-bound: 0.27 ms of arithmetic in 0.71 ms",
+        "  -> give the stem fewer output channels or a larger stride; it cannot fill a",
+        "     vector",
         "int8/tensorrt: not diagnosed, not built: this machine has no NVIDIA GPU",
     ]
 

@@ -19,6 +19,7 @@ from tests.pipelines.fake_cluster import TOKEN, FakeCluster
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeCluster]:
     """A cluster that KUBECONFIG names."""
     monkeypatch.setattr(kube, "RETRY_EVERY_S", 0.05)
+    monkeypatch.setattr(kube, "LOOK_EVERY_S", 0.02)
     with FakeCluster().serving() as serving:
         monkeypatch.setenv("KUBECONFIG", str(serving.kubeconfig(tmp_path / "kubeconfig")))
         yield serving

@@ -18,9 +18,10 @@ import requests
 
 from components.artifacts import read_manifest
 from components.executor_input import HTML, METRICS, OUT, SUMMARY
-from pipelines import recipe
-from pipelines.kubeflow import compile_pipeline
+from tests.compiling import compiled
 from tests.kubeflow_launcher import RUN_ID, Kubeflow, Task
+
+pytestmark = pytest.mark.slow  # a chain of processes; test_executor_input tries their command lines
 
 RECIPE = Path(__file__).parents[1] / "chain_recipe.yaml"
 ROOT = Path(__file__).parents[2]
@@ -85,8 +86,7 @@ class Puts(logging.Handler):
 @pytest.fixture(scope="module")
 def finished(secret: dict[str, str], tmp_path_factory: pytest.TempPathFactory) -> Finished:
     folder = tmp_path_factory.mktemp("kubeflow")
-    loaded = recipe.load(RECIPE, SMALLER)
-    text = compile_pipeline(loaded).text
+    text = compiled(RECIPE, *SMALLER).text
     run = Kubeflow(text, root=f"{folder}/artifacts", outputs=f"{folder}/outputs", parameters={"epochs": 3})
     result, puts = Finished(), Puts()
     logging.getLogger("werkzeug").addHandler(puts)

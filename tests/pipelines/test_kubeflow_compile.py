@@ -20,10 +20,13 @@ from kfp.pipeline_spec import pipeline_spec_pb2
 
 from components.contract import Config
 from components.errors import ConfigInvalid
+from components.goals import Goals
 from pipelines import graph, kubeflow, recipe
 from pipelines.kubeflow import MAX_BYTES, Compiled, compile_pipeline
-from pipelines.kubeflow_steps import components_of
+from pipelines.kubeflow_steps import _may_be_cached, components_of
 from pipelines.plan import Plan, trace
+from tests.compiling import compile_anew, compiled
+from tests.kubeflow_launcher import Kubeflow
 
 ROOT = Path(__file__).parents[2]
 QUICKSTART = ROOT / "recipes" / "quickstart.yaml"
@@ -74,13 +77,9 @@ def plan_of(file: Path, *overrides: str) -> Plan:
     return trace(graph.graph, recipe.load(file, overrides).recipe)
 
 
-def compiled(file: Path, *overrides: str) -> Ir:
-    return Ir(compile_pipeline(recipe.load(file, overrides)))
-
-
-@pytest.fixture(scope="module")
+@pytest.fixture
 def ir() -> Ir:
-    return compiled(QUICKSTART)
+    return Ir(compiled(QUICKSTART))
 
 
 Write = Callable[[Mapping[str, Any]], Path]
@@ -102,36 +101,58 @@ def write(tmp_path: Path) -> Write:
 @pytest.mark.parametrize("name", ["quickstart", "resnet18"])
 def test_the_compiled_graph_is_the_local_graph(name: str) -> None:
     file = ROOT / "recipes" / f"{name}.yaml"
-    ir, plan = compiled(file), plan_of(file)
+    ir, plan = Ir(compiled(file)), plan_of(file)
     steps = {ir.task(step)["taskInfo"]["name"]: step for step in plan.nodes}
     assert set(steps) == set(plan.nodes) and len(ir.dag) == len(plan.nodes)
     step_of = {task: details["taskInfo"]["name"] for task, details in ir.dag.items()}
     for step, node in plan.nodes.items():
         task = ir.task(step)
         assert {step_of[name] for name in task.get("dependentTasks", ())} == set(node.parents())
-        names = json.loads(ir.flag(step, "--names")) if "--names" in ir.arguments(step) else {}
-        seen: dict[str, Any] = {}
-        for artifact, source in task.get("inputs", {}).get("artifacts", {}).items():
-            produced = source["taskOutputArtifact"]
+        source = {}
+        for artifact, given in task.get("inputs", {}).get("artifacts", {}).items():
+            produced = given["taskOutputArtifact"]
             assert produced["outputArtifactKey"] == "out"
-            if artifact in names:
-                parameter = artifact.partition("__")[0]
-                seen.setdefault(parameter, {})[names[artifact]] = step_of[produced["producerTask"]]
-            else:
-                seen[artifact] = step_of[produced["producerTask"]]
+            source[artifact] = step_of[produced["producerTask"]]
+        names = json.loads(ir.flag(step, "--names")) if node.inputs else {}
+        seen = {
+            name: source[given]
+            if isinstance(given, str)
+            else {key: source[one] for key, one in given.items()}
+            for name, given in names.items()
+        }
         assert seen == node.inputs
+
+
+@pytest.mark.parametrize("name", ["quickstart", "resnet18", "distributed"])
+def test_no_component_reads_one_artifact_under_two_names(name: str) -> None:
+    """ML Metadata takes one input event for an artifact and an execution: the driver ends of a second one."""
+    text = compiled(ROOT / "recipes" / f"{name}.yaml").text
+    run = Kubeflow(text, root="minio://mlpipeline/v2/artifacts", outputs="/tmp/kfp_outputs")
+    assert {task.name for task in run.tasks()} >= {"train", "compress-quantize", "report"}
+
+
+def test_inputs_that_are_the_same_artifact_are_told_by_the_command_line(ir: Ir) -> None:
+    assert json.loads(ir.flag("compress-quantize", "--names")) == {
+        "model": "train",
+        "teacher": "train",
+        "data": "prepare",
+    }
+    assert ir.types("compress-quantize", "inputDefinitions") == {
+        "train": "system.Model",
+        "prepare": "system.Dataset",
+    }
 
 
 def test_engines_keep_their_order(ir: Ir) -> None:
     given = plan_of(QUICKSTART).nodes["benchmark"].inputs["engines"]
-    assert list(json.loads(ir.flag("benchmark", "--names")).values()) == list(given)
+    assert list(json.loads(ir.flag("benchmark", "--names"))["engines"]) == list(given)
 
 
 def test_artifacts_are_typed(ir: Ir) -> None:
     assert ir.types("prepare", "outputDefinitions") == {"out": "system.Dataset", "metrics": "system.Metrics"}
-    assert ir.types("train", "inputDefinitions") == {"data": "system.Dataset"}
+    assert ir.types("train", "inputDefinitions") == {"prepare": "system.Dataset"}
     assert ir.types("train", "outputDefinitions")["out"] == "system.Model"
-    assert ir.types("benchmark", "inputDefinitions")["engines__int8_onnx"] == "system.Model"
+    assert ir.types("benchmark", "inputDefinitions")["export_quantize_onnx"] == "system.Model"
     assert ir.types("report", "outputDefinitions") == {
         "out": "system.Artifact",
         "metrics": "system.Metrics",
@@ -166,21 +187,20 @@ def test_equal_recipes_give_equal_bytes() -> None:
         ).stdout
         for seed, zone in (("1", "UTC"), ("2", "Asia/Tokyo"))
     }
-    loaded = recipe.load(QUICKSTART)
-    texts |= {compile_pipeline(loaded).text, compile_pipeline(loaded).text}
+    texts |= {compiled(QUICKSTART).text, compile_anew(QUICKSTART).text}
     assert len(texts) == 1
 
 
 @pytest.mark.parametrize("name", ["quickstart", "resnet18"])
 def test_the_recipes_fit(name: str) -> None:
-    text = compile_pipeline(recipe.load(ROOT / "recipes" / f"{name}.yaml")).text
+    text = compiled(ROOT / "recipes" / f"{name}.yaml").text
     assert len(text.encode()) <= 128 * 1024 == MAX_BYTES
 
 
-def test_a_pipeline_that_is_too_large_is_refused(write: Write) -> None:
-    variants = {f"v{number}": [{"method": "prune", "channels": number / 100}] for number in range(10, 60)}
-    with pytest.raises(ConfigInvalid, match=r"KiB: Kubeflow takes 128.*110 steps.* -> split"):
-        compile_pipeline(recipe.load(write({"data": "digits", "variants": variants})))
+def test_a_pipeline_that_is_too_large_is_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubeflow, "MAX_BYTES", 16 << 10)
+    with pytest.raises(ConfigInvalid, match=r"KiB: Kubeflow takes 16, and its 13 steps.* -> split"):
+        compile_anew(write({"data": "digits", "targets": ["onnx"]}))
 
 
 # ------------------------------------------------------------------------------- what a real backend is like
@@ -290,17 +310,19 @@ def test_a_step_knows_its_names(ir: Ir) -> None:
 
 
 def test_the_cluster_section_is_heeded() -> None:
-    ir = compiled(
-        QUICKSTART,
-        "cluster.images.gpu='registry.example/hpml-gpu:1'",
-        "cluster.image_pull_policy=Always",
-        "cluster.image_pull_secrets=[pull]",
-        "cluster.gpu_resource=nvidia.com/mig-1g.10gb",
-        "cluster.shared_memory=2Gi",
-        "cluster.queue=ours",
-        "cluster.timeout_s=100",
-        "cluster.stages.train={cpus: 4, memory: 8Gi, gpus: 2, timeout_s: 7200,"
-        " node_selector: {disk: ssd, zone: a}, tolerations: [{key: gpu, effect: NoSchedule}]}",
+    ir = Ir(
+        compiled(
+            QUICKSTART,
+            "cluster.images.gpu='registry.example/hpml-gpu:1'",
+            "cluster.image_pull_policy=Always",
+            "cluster.image_pull_secrets=[pull]",
+            "cluster.gpu_resource=nvidia.com/mig-1g.10gb",
+            "cluster.shared_memory=2Gi",
+            "cluster.queue=ours",
+            "cluster.timeout_s=100",
+            "cluster.stages.train={cpus: 4, memory: 8Gi, gpus: 2, timeout_s: 7200,"
+            " node_selector: {disk: ssd, zone: a}, tolerations: [{key: gpu, effect: NoSchedule}]}",
+        )
     )
     container, config = ir.container("train"), ir.config("train")
     assert container["image"] == "registry.example/hpml-gpu:1"
@@ -334,9 +356,15 @@ def test_only_what_kfp_can_compare_is_cached(ir: Ir) -> None:
     assert cached == {node.name for node in plan_of(QUICKSTART).nodes.values() if node.stage in stages}
 
 
+def test_a_training_that_begins_with_weights_at_an_address_is_not_cached() -> None:
+    node = plan_of(QUICKSTART).nodes["train"]
+    config = node.config.model_copy(update={"weights": "s3://ours/net.safetensors"})
+    assert _may_be_cached(node) and not _may_be_cached(dataclasses.replace(node, config=config))
+
+
 def test_other_code_is_another_cache_key(ir: Ir, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("pipelines.kubeflow_steps.source_digest", lambda: "0" * 64)
-    other = compiled(QUICKSTART)
+    other = Ir(compile_anew(QUICKSTART))
     assert json.loads(other.flag("prepare", "--lineage"))["code_digest"] == "0" * 64
     assert ir.flag("prepare", "--lineage") != other.flag("prepare", "--lineage")
 
@@ -376,8 +404,21 @@ def test_what_people_change_is_a_parameter(ir: Ir) -> None:
         assert "max_size_mb={{$.inputs.parameters['max_size_mb']}}" in ir.arguments(step)
 
 
+def test_parameters_are_checked_by_a_step_that_starts_at_once_and_always_runs(ir: Ir, write: Write) -> None:
+    """And by no other: they would be a part of its key in KFP's cache."""
+    checked = {
+        f"{stage}.{name}={{{{$.inputs.parameters['{name}']}}}}"
+        for stage, name in [("train", "epochs"), *(("select", name) for name in Goals.model_fields)]
+    }
+    assert {text for text in ir.arguments("ceilings") if "=" in text and "$" in text} == checked
+    assert ir.task("ceilings")["cachingOptions"] == {} and "dependentTasks" not in ir.task("ceilings")
+    assert not [step for step in plan_of(QUICKSTART).nodes if "--check" in ir.arguments(step)][1:]
+    unknown = Ir(compile_anew(write({"data": {"source": "folder", "path": "s3://ours/x"}})))
+    assert "--check" in unknown.arguments("prepare")  # which is not cached, so nothing is trained before
+
+
 def test_the_recipes_values_are_the_defaults() -> None:
-    ir = compiled(QUICKSTART, "train.epochs=3", "goals.max_latency_ms_p99=2.5")
+    ir = Ir(compiled(QUICKSTART, "train.epochs=3", "goals.max_latency_ms_p99=2.5"))
     assert ir.parameters["epochs"]["defaultValue"] == 3
     assert ir.parameters["max_latency_ms_p99"]["defaultValue"] == "2.5"
 
@@ -385,7 +426,7 @@ def test_the_recipes_values_are_the_defaults() -> None:
 def test_the_address_of_the_data_is_a_parameter(write: Write) -> None:
     digest = "cd" * 32
     data = {"source": "cifar10", "url": "https://data.example/cifar.tar.gz", "sha256": digest}
-    ir = Ir(compile_pipeline(recipe.load(write({"data": data}))))
+    ir = Ir(compile_anew(write({"data": data})))
     assert ir.parameters["data_url"]["defaultValue"] == "https://data.example/cifar.tar.gz"
     assert ir.parameters["data_sha256"]["defaultValue"] == digest
     assert "url={{$.inputs.parameters['data_url']}}" in ir.arguments("prepare")
@@ -399,22 +440,20 @@ def test_a_file_of_this_machine_is_refused(write: Write, tmp_path: Path) -> None
 # ------------------------------------------------------------------------------------------ training on nodes
 
 
-def test_training_on_nodes_is_a_launcher_that_is_given_uris() -> None:
-    ir = compiled(QUICKSTART, "train.nodes=2", "cluster.stages.train.gpus=1", "cluster.namespace=elsewhere")
+def test_training_on_nodes_is_a_launcher() -> None:
+    ir = Ir(
+        compiled(QUICKSTART, "train.nodes=2", "cluster.stages.train.gpus=1", "cluster.namespace=elsewhere")
+    )
     container = ir.container("train")
     assert container["image"].startswith("hpml-client:")
     assert container["command"][:4] == ["python", "-m", "pipelines.pytorchjob", "--cluster"]
     assert json.loads(container["command"][4])["namespace"] == "elsewhere"
-    assert ir.flag("train", "--data") == "{{$.inputs.artifacts['data'].uri}}"
-    assert ir.flag("train", "--out") == "{{$.outputs.artifacts['out'].uri}}"
+    assert ir.flag("train", "--names") == '{"data": "prepare"}'
+    assert "--data" not in ir.arguments("train") and "--out" not in ir.arguments("train")
     assert ir.flag("train", "--scratch").startswith("s3://hpml/scratch/")
     assert "accelerator" not in container["resources"]  # the workers have them
     assert "KFP_POD_NAME" not in {item["name"] for item in container["env"]}  # KFP's own names the owner
-    assert ir.spec["defaultPipelineRoot"] == "s3://hpml/kubeflow"
-
-
-def test_one_node_leaves_artifacts_where_kubeflow_keeps_them(ir: Ir) -> None:
-    assert "defaultPipelineRoot" not in ir.spec
+    assert "defaultPipelineRoot" not in ir.spec  # servers ignore it, and none is needed
 
 
 # --------------------------------------------------------------------------------------------------- the rest

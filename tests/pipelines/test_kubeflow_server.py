@@ -11,7 +11,7 @@ from http.server import BaseHTTPRequestHandler, HTTPServer
 from pathlib import Path
 
 import pytest
-from kubeflow_api import RUN_ID, Api, serving
+from kubeflow_api import RUN_ID, Api, run, serving
 
 from components.errors import ExitCode, Unavailable, UsageError
 from pipelines import kubeflow_server
@@ -225,9 +225,9 @@ def test_an_experiment_that_is_refused(api: Api) -> None:
     "answer",
     [
         {"state": {"a": 1}},
-        {"state": "RUNNING", "run_details": []},
-        {"run_details": {"task_details": [{"start_time": "tomorrow"}]}},
-        {"run_details": {"task_details": ["train"]}},
+        {"state": "RUNNING", "state_history": {}},
+        {"state_history": ["RUNNING"]},
+        {"finished_at": "tomorrow"},
     ],
 )
 def test_answers_of_another_shape(api: Api, answer: object) -> None:
@@ -247,6 +247,6 @@ def test_an_answer_without_an_end(api: Api, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_names_cannot_lead_elsewhere(api: Api) -> None:
-    api.runs = [{"state": "RUNNING"}]
+    api.runs = [run("RUNNING", [])]
     said(lambda: Server(api.host).run("../../v1beta1/healthz"))
     assert api.asked == ["GET /apis/v2beta1/runs/..%2F..%2Fv1beta1%2Fhealthz"]

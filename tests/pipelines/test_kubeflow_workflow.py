@@ -1,74 +1,130 @@
-"""Which pods belong to a task, from the nodes that Kubeflow's API shows of an Argo workflow."""
+"""What the nodes of an Argo workflow say of tasks: newest attempts, pods and their names, packed nodes."""
 
 from __future__ import annotations
 
+import base64
+import gzip
+import json
+from typing import Any
+
 import pytest
-from kubeflow_api import node, node_id
+from kubeflow_api import WORKFLOW, cached_nodes, driver_node, node, pod_of, run, task_nodes
 
-from pipelines.kubeflow_server import Run
-from pipelines.kubeflow_workflow import Workflow, _fnv1a, seconds, started_at_s
-
-
-def workflow(*nodes: dict[str, object]) -> Workflow:
-    return Workflow.of(Run.model_validate({"run_details": {"task_details": nodes}}))
+from components.errors import Unavailable
+from pipelines import kubeflow_workflow
+from pipelines.kubeflow_workflow import Workflow
 
 
-@pytest.mark.parametrize(
-    ("name", "number"),
-    [
-        ("test-workflow-with-retry-strategy8h899[0].Execute.Python2Compile(0)", 961031240),
-        ("test-workflow-with-retry-strategy8h899[0].Execute.DependencyTesting", 3783705931),
-        ("exit-handler-with-param-96rrj.step-1", 588897729),
-    ],
-)
-def test_nodes_are_numbered_as_argo_does(name: str, number: int) -> None:
-    """Names and ids of nodes in workflows that Argo ran, from its own tests."""
-    assert _fnv1a(name) == number
+def workflow(*nodes: dict[str, Any]) -> Workflow:
+    return Workflow.of(run("RUNNING", list(nodes)).manifest())
 
 
-def test_a_task_that_is_not_retried() -> None:
-    executor = node_id("wf", "wf.root.train.executor")
-    found = workflow(node("train", "RUNNING", executor), node("prepare", "SUCCEEDED", "wf-1"))
-    assert found.pods("train")[0] == executor.replace("wf-", "wf-system-container-impl-")
-    assert found.pods("prepare") == []
+def test_pods_are_called_as_argo_calls_them() -> None:
+    """By the workflow, the template and the number in the node's id."""
+    told = {
+        "metadata": {"name": "hello-world-9tql2"},
+        "status": {
+            "nodes": {
+                "hello-world-9tql2-961031240": {
+                    "id": "hello-world-9tql2-961031240",
+                    "name": "hello-world-9tql2.root.train.executor",
+                    "type": "Pod",
+                    "templateName": "system-container-impl",
+                    "phase": "Running",
+                }
+            }
+        },
+    }
+    found = Workflow.of(json.dumps(told))
+    (pod,) = found.pods("train")
+    assert found.pod_name(pod) == "hello-world-9tql2-system-container-impl-961031240"
 
 
 def test_attempts_are_newest_first_and_only_those_that_were_made() -> None:
-    first = node_id("wf", "wf(0).root(0).train(0).executor(0)")
-    second = node_id("wf", "wf(0).root(0).train(1).executor(0)")
     found = workflow(
-        node("wf(0)", "RUNNING"),
-        node("root(0)", "RUNNING"),
-        node("train", "RUNNING"),
-        node("train(0)", "FAILED"),
-        node("train(1)", "RUNNING"),
-        node("executor", "FAILED", first),
-        node("executor(0)", "FAILED"),
-        node("executor", "RUNNING", second),
+        node("root(0).train", "Running", "Retry"),
+        node("root(0).train(0)", "Failed"),
+        node("root(0).train(10).executor(0)", "Running", "Pod"),
+        node("root(0).train(9)", "Failed"),
+        node("root(0).train(0).executor(1)", "Failed", "Pod"),
+        node("root(0).train(0).executor(0)", "Failed", "Pod"),
+        node("root(0).train-2(0).executor(0)", "Failed", "Pod"),
     )
-    pods = [name for name in found.pods("train") if "metadata" not in name]
-    assert pods == [name.replace("wf-", "wf-system-container-impl-") for name in (second, first)]
+    assert [pod.name.removeprefix(f"{WORKFLOW}(0).root(0).") for pod in found.pods("train")] == [
+        "train(10).executor(0)",
+        "train(0).executor(1)",
+        "train(0).executor(0)",
+    ]
+    step = found.step("train")
+    assert step and step.phase == "Running"  # not that of its first attempt
 
 
-def test_a_cached_task_has_no_pod() -> None:
-    """Its executor is skipped, so there is no attempt at it, while another task has one."""
-    skipped = node_id("wf", "wf(0).root(0).prepare(0).executor")
+def test_a_level_that_was_tried_again_counts() -> None:
     found = workflow(
-        node("wf(0)", "RUNNING"),
-        node("root(0)", "RUNNING"),
-        node("prepare(0)", "SUCCEEDED", skipped),
-        node("executor(0)", "RUNNING"),
+        node("root(0).train", "Failed", "Retry"),
+        node("root(1).train", "Succeeded", "Retry"),
+        node("root(0).train(0)", "Failed"),
     )
-    assert found.pods("prepare") == []
+    step = found.step("train")
+    assert step and step.phase == "Succeeded"
 
 
-def test_times_that_are_not_known_are_zero() -> None:
-    (task,) = Run.model_validate(
-        {
-            "run_details": {
-                "task_details": [{"start_time": "2026-11-21T10:00:00Z", "end_time": "1970-01-01T00:00:00Z"}]
-            }
-        }
-    ).tasks
-    assert started_at_s(task) == 1795255200.0
-    assert seconds(task) == 0.0
+def test_a_task_that_is_not_retried() -> None:
+    found = workflow(node("root.train", "Succeeded"), node("root.train.executor", "Succeeded", "Pod"))
+    step = found.step("train")
+    assert step and step.seconds == 5.0 and step.started_at_s == 1795255210.0
+    assert not found.is_cached("train") and len(found.pods("train")) == 1
+
+
+def test_a_cached_task_has_no_pod_but_what_has_none_is_not_therefore_cached() -> None:
+    found = workflow(*cached_nodes("prepare"), node("root(0).train", "Succeeded", "Retry"))
+    assert found.is_cached("prepare") and found.pods("prepare") == []
+    assert not found.is_cached("train") and not found.is_cached("benchmark")
+
+
+def test_a_driver_has_a_pod_of_its_own() -> None:
+    found = workflow(*driver_node("train", "Failed"))
+    (pod,) = found.pods("train-driver")
+    driver = found.driver("train")
+    assert driver and driver.has_failed and found.step("train") is None
+    assert found.pod_name(pod) == pod_of("train-driver")
+
+
+def test_packed_nodes_are_read_like_others() -> None:
+    nodes = [item for name in ("prepare", "train") for item in task_nodes(name, "Succeeded", padding=1 << 20)]
+    state = run("SUCCEEDED", nodes)
+    assert "compressedNodes" in state.manifest()
+    assert [pod.phase for pod in Workflow.of(state.manifest()).pods("train")] == ["Succeeded"]
+
+
+def packed(data: bytes) -> str:
+    return json.dumps({"status": {"compressedNodes": base64.b64encode(data).decode()}})
+
+
+@pytest.mark.parametrize(
+    "manifest",
+    [
+        "{",
+        "[]",
+        '{"status": {"nodes": ["train"]}}',
+        '{"status": {"nodes": {"a": {"startedAt": "tomorrow"}}}}',
+        '{"status": {"compressedNodes": "%%%"}}',
+        packed(b"no gzip"),
+        packed(gzip.compress(b"{}" * 100, mtime=0)[:-12]),
+        packed(gzip.compress(b"[1, 2", mtime=0)),
+        packed(gzip.compress(b" " * 2000, mtime=0)),
+    ],
+)
+def test_what_cannot_be_read_is_told(manifest: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(kubeflow_workflow, "_MAX_BYTES", 1000)
+    with pytest.raises(Unavailable, match="in another way"):
+        Workflow.of(manifest)
+
+
+def test_nodes_that_argo_keeps_elsewhere_are_told() -> None:
+    with pytest.raises(Unavailable, match="in a database of its own"):
+        Workflow.of('{"status": {"offloadNodeStatusVersion": "fnv:1"}}')
+
+
+def test_a_run_that_has_not_started_has_no_nodes() -> None:
+    assert Workflow.of("").nodes == ()

@@ -13,6 +13,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,6 +35,7 @@ from pipelines.run_record import RunRecord, StepRecord
 from tests.pipelines.fake_jobs import DIGEST, FakeJobs, Program, Write, ends
 
 Json = dict[str, Any]
+FASTER = 10
 RUN = "small-20260101-000000-abcd"
 RECIPE = """
 name: small
@@ -51,10 +53,13 @@ def cluster(s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
     for module, name in (
         (kube, "RETRY_EVERY_S"),
+        (kube, "LOOK_EVERY_S"),
         (cluster_job, "_LOOK_EVERY_S"),
         (causes, "SAY_AFTER_S"),
     ):
         monkeypatch.setattr(module, name, 0.05)
+    # By this clock, a pod that waits has soon waited for `pending_s`.
+    monkeypatch.setattr(causes, "time", SimpleNamespace(monotonic=lambda: FASTER * time.monotonic()))
     secret = {"AWS_ACCESS_KEY_ID": "theirs", "AWS_SECRET_ACCESS_KEY": "secret", "AWS_REGION": "us-east-1"}
     for name in (*secret, "AWS_ENDPOINT_URL", "AWS_SESSION_TOKEN"):
         monkeypatch.setenv(name, "")  # so that what `use_store` sets does not outlive the test
@@ -360,7 +365,7 @@ def test_room_is_waited_for_until_the_deadline(
     }
     cluster.pod_of(job)["status"]["conditions"] = [condition]
     _wait_for(lambda: any("Insufficient gpu" in text for text in listener.said))
-    time.sleep(1.2)  # more than pending_s
+    time.sleep(1.2 / FASTER)  # more than pending_s
     assert bench.jobs.ended(0) == []
     cluster.remove("pods", f"prepare-{RUN}-x")
     cluster.fail_job(f"prepare-{RUN}", "DeadlineExceeded")

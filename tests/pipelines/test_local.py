@@ -11,15 +11,19 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 from conftest import HERE, Listener, plan_of, processes
 from noop_stages import Number
 
 from components.errors import ExitCode
+from components.job import Job, execute
+from components.tracking import Outbox
 from pipelines import run_record
-from pipelines.execution import Settings, first_failure, forecast
+from pipelines.execution import Execution, Settings, first_failure, forecast
 from pipelines.local import Processes
+from pipelines.plan import Node
 from pipelines.run_record import RunRecord
 from pipelines.store import Store
 
@@ -41,6 +45,36 @@ def test_the_steps_compute_what_they_should(run_five: Run, home: Path) -> None:
     assert total(home, record) == "13"
     assert record.status == "done"
     assert json.loads((home / "latest" / "run.json").read_text())["id"] == record.id
+
+
+YEAR_S = 365 * 86400.0
+
+
+@pytest.fixture
+def jumping_clock(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The wall clock of this process goes back by a year between any two looks at it."""
+    wall_s, looks = time.time(), iter(range(1_000_000))
+    monkeypatch.setattr(time, "time", lambda: wall_s - next(looks) * YEAR_S)
+
+
+@pytest.mark.usefixtures("jumping_clock")
+def test_a_wall_clock_that_jumps_back_leaves_the_times_of_a_run_alone(run_five: Run) -> None:
+    record = run_five()
+    steps = list(record.steps.values())
+    assert all(0 < step.seconds < YEAR_S for step in steps) and 0 < record.seconds < YEAR_S
+    begun = [step.started_at_s for step in steps]
+    assert begun == sorted(begun) and begun[0] >= record.started_at_s
+
+
+@pytest.mark.usefixtures("jumping_clock")
+def test_a_wall_clock_that_jumps_back_leaves_the_times_of_a_step_alone(tmp_path: Path) -> None:
+    manifest = execute(Job("noop_stages:start", {}, {}, str(tmp_path / "out")))
+    assert 0 < manifest.lineage.seconds < YEAR_S
+    outbox = Outbox(tmp_path / "outbox.jsonl")
+    outbox.run_started("r1", "five", {})
+    outbox.run_ended("FINISHED")
+    told_s = [json.loads(line)["time_s"] for line in outbox.path.read_text().splitlines()]
+    assert 0 <= told_s[1] - told_s[0] < YEAR_S
 
 
 def test_a_second_run_takes_everything_from_the_store(run_five: Run, home: Path) -> None:
@@ -81,7 +115,7 @@ def test_force_runs_a_cached_step(run_five: Run) -> None:
         ("bug", ExitCode.STAGE_FAILED, "ZeroDivisionError: of a bug"),
         ("stage", ExitCode.STAGE_FAILED, "it broke: a reason -> a remedy"),
         ("gate", ExitCode.GATE_FAILED, "too slow"),
-        ("disk", ExitCode.STAGE_FAILED, "the disk is full"),
+        ("disk", ExitCode.STAGE_FAILED, "the disk is full: /"),
     ],
 )
 def test_a_step_that_dies_ends_alone_with_its_cause(
@@ -123,6 +157,55 @@ def test_a_damaged_object_is_made_again(run_five: Run, home: Path) -> None:
     record = run_five(a=Number(value=4))
     assert statuses(record)["a"] == "done"
     assert Store(home).open(digest).file("number").read_text() == "4"
+
+
+class _Noting(Processes):
+    """Remembers what each step is told."""
+
+    jobs: dict[str, dict[str, Any]]
+
+    def start(self, node: Node, job: dict[str, Any], log: Path) -> int:
+        self.jobs = {**getattr(self, "jobs", {}), node.name[-1]: job}
+        return super().start(node, job, log)
+
+
+def test_an_artifact_is_verified_once_a_run(run_five: Run, home: Path) -> None:
+    numbers = {"b": Number(value=1), "c": Number(value=2)}
+    first = run_five(**numbers)
+    digests = {name[-1]: step.digest for name, step in first.steps.items()}
+    place = _Noting(home)
+    plan = plan_of(**numbers, d=Number(value=3))
+    record = run_record.start(home, run_record.new_run_id("five"), "five", "", plan)
+    Execution(plan, record, Settings(home=home, import_paths=(HERE,)), Listener(), place).execute()
+    assert place.jobs["d"]["parents"] == {"first": digests["b"], "others/c": digests["c"]}
+    assert place.jobs["d"]["verified"] == []  # from an earlier run: this one has not read them yet
+    assert place.jobs["e"]["parents"]["others/a"] == digests["a"]
+    assert place.jobs["e"]["verified"] == [place.jobs["e"]["parents"]["first"]]  # what d has just written
+
+
+def test_damage_between_two_runs_is_seen_by_the_step_that_reads_it(run_five: Run, home: Path) -> None:
+    first = run_five()
+    digest = next(step.digest for name, step in first.steps.items() if name.endswith("b"))
+    file = Store(home).object_path(digest) / "number"
+    file.chmod(0o644)
+    file.write_text("9")  # of the same size
+    record = run_five(d=Number(value=1))
+    assert statuses(record)["d"] == "failed"
+    assert "number is damaged" in next(step.error for name, step in record.steps.items() if name[-1] == "d")
+
+
+def test_a_damaged_database_of_mlflow_is_told_and_fails_no_run(home: Path) -> None:
+    home.mkdir()
+    database = home / "mlflow.db"
+    database.write_text("not a database, " * 100)
+    plan, listener = plan_of(), Listener()
+    record = run_record.start(home, run_record.new_run_id("five"), "five", "", plan)
+    settings = Settings(home=home, import_paths=(HERE,), tracking_uri=f"sqlite:///{database}")
+    record = Execution(plan, record, settings, listener, Processes(home)).execute()
+    assert (record.status, record.exit_code) == ("done", 0)
+    (said,) = [line for line in listener.said if line.startswith("tracking:")]
+    assert f"is damaged: file is not a database -> move {database} away" in said
+    assert said.endswith("they are kept for the next run")
 
 
 def test_independent_steps_run_side_by_side(run_five: Run) -> None:

@@ -5,7 +5,9 @@ from __future__ import annotations
 import json
 import threading
 from collections.abc import Callable
+from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,7 +21,11 @@ from components.artifacts import (
     seal_artifact,
 )
 from components.contract import Config
-from components.errors import StageFailed
+from components.errors import ExitCode, StageFailed
+from components.register.references import References
+from pipelines import cluster_store
+from pipelines.__main__ import main
+from pipelines.garbage import Needed
 from pipelines.object_store import ObjectStore
 from pipelines.place import ArtifactStore
 from pipelines.provenance import Material
@@ -74,13 +80,20 @@ def open_store(tmp_path: Path, said: list[str]) -> Callable[..., ObjectStore]:
     return lambda name="home": ObjectStore(tmp_path / name, URI, said.append)
 
 
-def deliver(store: ObjectStore, tmp_path: Path, spec: Config, text: str = "hello", rejected: str = "") -> str:
+def deliver(
+    store: ObjectStore,
+    tmp_path: Path,
+    spec: Config,
+    text: str = "hello",
+    rejected: str = "",
+    lineage: Lineage = LINEAGE,
+) -> str:
     """What a pod does: make an artifact, and upload it to where it was told to."""
     uri = store.incoming("step")
     folder = tmp_path / uri.rpartition("/")[2]
     (folder / "deep").mkdir(parents=True)
     (folder / "deep" / "text").write_text(text)
-    seal_artifact(folder, spec=spec, metrics={"m": 2.0}, lineage=LINEAGE, rejected=rejected)
+    seal_artifact(folder, spec=spec, metrics={"m": 2.0}, lineage=lineage, rejected=rejected)
     storage.upload(folder, uri)
     return uri
 
@@ -224,3 +237,139 @@ def test_two_runs_may_compute_the_same_key(open_store: Callable[..., ObjectStore
     third = open_store("c")
     assert third.lookup("key") == found[0]
     assert third.location(found[0]) in uris
+
+
+# --------------------------------------------------------------------------------------------------------- gc
+
+DAY_S = 24 * 3600.0
+
+
+def days_pass(days: float) -> None:
+    """Let all that is in the store be that much older."""
+    from moto.s3.models import s3_backends
+
+    for found in s3_backends["123456789012"]["aws"].buckets["shelf"].keys.values():
+        found.last_modified -= timedelta(days=days)
+
+
+def collect(store: ObjectStore, needed: Needed = Needed(), **options: Any) -> set[str]:  # noqa: B008
+    return {item.name for item in store.collect(needed, grace_s=14 * DAY_S, **options)}
+
+
+def name_of(uri: str) -> str:
+    return uri.removeprefix(f"{URI}/")
+
+
+def test_gc_takes_what_nobody_used_for_longer_than_the_grace(
+    open_store: Callable[..., ObjectStore], tmp_path: Path
+) -> None:
+    store = open_store()
+    old = deliver(store, tmp_path, REPORT, "old")
+    store.accept(old, "old", MATERIAL, "step")
+    crashed = deliver(store, tmp_path, REPORT, "crashed")
+    storage.write_text(f"{URI}/scratch/key/checkpoint", "x")
+    storage.write_text(f"{URI}/handover/run/train/data", "x")
+    storage.write_text(f"{URI}/tracking/run/unsent.jsonl", "{}")
+    assert collect(store) == set()
+    days_pass(15)
+    young = deliver(store, tmp_path, REPORT, "young")
+    store.accept(young, "young", MATERIAL, "step")
+    going = {name_of(old), name_of(crashed), "scratch/key", "handover/run"}
+    assert collect(store, dry_run=True) == going
+    assert set(storage.list_names(f"{URI}/keys")) == {"old.json", "young.json"}
+    sizes = {item.name: item.size_bytes for item in store.collect(Needed(), grace_s=14 * DAY_S)}
+    assert sizes.keys() == going and sizes["scratch/key"] == 1
+    assert store.lookup("old") is None and store.lookup("young")
+    left = storage.list_names(URI)
+    assert not [name for name in left if name.startswith(("scratch", name_of(old), name_of(crashed)))]
+    assert "tracking/run/unsent.jsonl" in left
+
+
+def test_gc_leaves_what_a_run_of_another_workspace_used_lately(
+    open_store: Callable[..., ObjectStore], tmp_path: Path
+) -> None:
+    ours = open_store()
+    digest = ours.accept(deliver(ours, tmp_path, DATASET), "key", MATERIAL, "step")
+    days_pass(300)
+    theirs = open_store("another")
+    assert theirs.lookup("key") == digest
+    assert collect(ours) == set()
+    assert theirs.open(digest)
+
+
+def test_gc_sees_what_is_used_while_it_reads(
+    open_store: Callable[..., ObjectStore], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours, theirs = open_store(), open_store("another")
+    digest = ours.accept(deliver(ours, tmp_path, DATASET), "key", MATERIAL, "step")
+    days_pass(300)
+
+    def read_slowly(key: str) -> object:
+        theirs.lookup("key")
+        return type(ours)._record(ours, key)
+
+    monkeypatch.setattr(ours, "_record", read_slowly)
+    assert collect(ours) == set()
+    assert theirs.open(digest)
+
+
+def test_gc_leaves_what_kept_runs_and_registered_versions_need(
+    open_store: Callable[..., ObjectStore], tmp_path: Path
+) -> None:
+    store = open_store()
+    data = store.accept(deliver(store, tmp_path, DATASET), "data", MATERIAL, "prepare")
+    of_data = LINEAGE.model_copy(update={"parents": {"data": data}})
+    engine = store.accept(deliver(store, tmp_path, REPORT, "e", lineage=of_data), "e", MATERIAL, "export")
+    made = store.accept(deliver(store, tmp_path, REPORT, "made"), "made", MATERIAL, "report")
+    gone = deliver(store, tmp_path, REPORT, "gone")
+    store.accept(gone, "gone", MATERIAL, "report")
+    for key in ("interrupted", "forgotten"):
+        storage.write_text(f"{URI}/scratch/{key}/checkpoint", "x")
+    days_pass(300)
+    needed = Needed(frozenset({made}), frozenset({"interrupted"}), (References(engine, "0" * 64),))
+    assert collect(store, needed) == {name_of(gone), "scratch/forgotten"}
+    assert store.lookup("data") == data and store.lookup("e") == engine and store.lookup("made") == made
+
+
+def test_artifacts_that_traded_places_are_misses(
+    open_store: Callable[..., ObjectStore], tmp_path: Path
+) -> None:
+    store = open_store()
+    one, two = (deliver(store, tmp_path, DATASET, text) for text in ("fp32!", "int8!"))
+    digest = store.accept(one, "one", MATERIAL, "step")
+    for name in ("manifest.json", "deep/text"):
+        storage.write_text(f"{one}/{name}", storage.read_text(f"{two}/{name}"))
+    assert open_store("another").lookup("one") is None
+    with pytest.raises(StageFailed, match=f"not {digest[:12]}"):
+        store.open(digest)
+
+
+def test_the_command_clears_the_store_of_a_recipe(
+    open_store: Callable[..., ObjectStore],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    store = open_store()
+    old = deliver(store, tmp_path, REPORT, "x" * 3_000_000)
+    store.accept(old, "old", MATERIAL, "step")
+    days_pass(10)
+    (tmp_path / "mine.yaml").write_text(f"data: digits\ncluster: {{store: '{URI}'}}\n")
+    monkeypatch.setattr(
+        cluster_store, "open_store", lambda home, config, say: ObjectStore(home, config.store, say)
+    )
+    command = ["gc", "--home", str(tmp_path / "home"), "--recipe", str(tmp_path / "mine.yaml")]
+    main([*command, "--no-keep-registered"])
+    assert "removed 0 items" in capsys.readouterr().out
+    main([*command, "--no-keep-registered", "--grace-days", "7", "--dry-run"])
+    listed, total = capsys.readouterr().out.splitlines()
+    assert listed.split() == ["3.0", "MB", name_of(old)]
+    assert total == "would remove 1 items, 3.0 MB"
+    assert storage.exists(f"{old}/manifest.json")
+    monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
+    with pytest.raises(SystemExit) as left:
+        main([*command, "--grace-days", "7"])
+    assert left.value.code == ExitCode.UNAVAILABLE
+    assert "nothing was removed" in capsys.readouterr().err
+    main([*command, "--no-keep-registered", "--grace-days", "7"])
+    assert not storage.list_names(old)

@@ -12,6 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jsonschema
@@ -23,7 +24,7 @@ from components.__main__ import Job
 from components.artifacts import ReportSpec, open_artifact, seal_artifact
 from components.contract import Events
 from components.errors import ExitCode, HpmlError, StageFailed, Terminated, Unavailable, UsageError
-from pipelines import kube, launch, launcher, pods
+from pipelines import causes, kube, launch, launcher, pods
 from pipelines.cluster import ClusterConfig
 from pipelines.kube import Namespace, connect
 from pipelines.launch import Launch
@@ -34,6 +35,7 @@ from tests.pipelines.fake_cluster import FakeCluster
 from tests.pipelines.training_jobs import check_against, definition, training
 
 Json = dict[str, Any]
+FASTER = 10
 OPERATOR = "github.com/kubeflow/training-operator@v1.8.1"
 
 
@@ -151,9 +153,12 @@ def test_artifacts_out_of_reach_of_the_workers_are_refused(place: str) -> None:
 
 @pytest.fixture(autouse=True)
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    """Short pauses, and a clock by which a pod that waits has soon waited for `pending_s`."""
     monkeypatch.setattr(launch, "POLL_S", 0.03)
     monkeypatch.setattr(launch, "LAST_LINES_S", 2.0)
     monkeypatch.setattr(kube, "RETRY_EVERY_S", 0.05)
+    monkeypatch.setattr(kube, "LOOK_EVERY_S", 0.02)
+    monkeypatch.setattr(causes, "time", SimpleNamespace(monotonic=lambda: FASTER * time.monotonic()))
     before = signal.getsignal(signal.SIGTERM)
     yield
     signal.signal(signal.SIGTERM, before)  # a launcher that was stopped hears no second one
@@ -213,6 +218,10 @@ class Operator:
         self.cluster.set_state(self.pods[index], phase, terminated=ended)
 
     def condition(self, kind: str, message: str = "") -> None:
+        """Once a job has failed, pods of it that still run are removed, as its cleanPodPolicy says."""
+        running = [pod for pod in self.pods.values() if pod["status"]["phase"] == "Running"]
+        for pod in running if kind == "Failed" else ():
+            self.cluster.remove("pods", pod["metadata"]["name"])
         now = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
         status = self.job.get("status") or {"conditions": [], "startTime": now}
         conditions = [*status["conditions"], {"type": kind, "status": "True", "message": message}]
@@ -422,7 +431,7 @@ def test_an_elastic_training_does_not_wait_for_a_node_that_it_can_do_without(
     def script(operator: Operator) -> None:
         operator.start_pods()
         operator.start_pod(1, "Pending", **WAITING["ErrImagePull"])
-        time.sleep(1.5)
+        time.sleep(1.5 / FASTER)
         operator.succeed()
 
     operator.script = script
@@ -520,13 +529,13 @@ def test_a_training_that_restarts_and_gets_on_is_not(operator: Operator, launche
 def test_a_job_that_waits_in_a_queue_is_waited_for(operator: Operator, launched: Launched) -> None:
     def script(operator: Operator) -> None:
         operator.condition("Suspended", "waiting for quota")
-        time.sleep(1.5)
+        time.sleep(4.5 / FASTER)
         operator.job["status"] = {}
         operator.start_pods()
         operator.succeed()
 
     operator.script = script
-    launched.launch(training({"queue": "gpus", "pending_s": 1})).run()
+    launched.launch(training({"queue": "gpus", "pending_s": 3})).run()
     assert launched.heard("waits for its turn: waiting for quota")
 
 
@@ -843,28 +852,74 @@ def test_the_command_prints_what_every_entrypoint_prints(operator: Operator, pub
     assert finished["event"] == "finished"
 
 
-def test_as_a_step_of_kubeflow_it_delivers_the_artifact(
-    operator: Operator, published: str, tmp_path: Path
+def test_as_a_step_of_kubeflow_it_hands_over_what_its_pod_has(
+    published: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    out = {"name": "out", "uri": str(tmp_path / "kfp" / "out")}
-    executor_input = {
-        "inputs": {"artifacts": {"data": {"artifacts": [{"name": "data", "uri": "s3://hpml/data"}]}}},
-        "outputs": {
-            "artifacts": {"out": {"artifacts": [out]}},
-            "outputFile": str(tmp_path / "kfp" / "executor_output.json"),
-        },
-    }
-    operator.script = succeed
-    answer = run("--set", "epochs=7", "--executor-input", json.dumps(executor_input))
-    assert answer.returncode == 0, answer.stderr
-    told = json.loads((tmp_path / "kfp" / "executor_output.json").read_text())
-    [delivered] = told["artifacts"]["out"]["artifacts"]
-    assert delivered["metadata"] == {"digest": published, "test_accuracy": 0.5}
-    assert open_artifact(tmp_path / "kfp" / "out", kind="report").digest == published
-    [container] = operator.made[0]["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
+    """Data is on the disk of its pod, in Kubeflow's namespace; there its workers are, and read it by URI."""
+    with FakeCluster("kubeflow").serving() as cluster:
+        monkeypatch.setenv("KUBECONFIG", str(cluster.kubeconfig(tmp_path / "kubeconfig")))
+        monkeypatch.setattr(launcher, "own_namespace", lambda: "kubeflow")
+        monkeypatch.setenv("KFP_POD_NAME", "quickstart-1")
+        cluster.add_pod("quickstart-1")["spec"]["serviceAccountName"] = "pipeline-runner"
+        operator = Operator(cluster)
+        operator.script = lambda operator: (
+            storage.upload(tmp_path / "artifact", f"{HANDOVER}/out"),
+            succeed(operator),
+        )
+        named = {name: tmp_path / "kfp" / name for name in ("prepare", "out")}
+        storage.upload(tmp_path / "artifact", str(named["prepare"]))
+        given = {name: {"artifacts": [{"uri": str(place)}]} for name, place in named.items()}
+        answer = tmp_path / "kfp" / "executor_output.json"
+        executor_input = {
+            "inputs": {"artifacts": {"prepare": given["prepare"]}},
+            "outputs": {"artifacts": {"out": given["out"]}, "outputFile": str(answer)},
+        }
+        config = ["--config", '{"nodes": 2, "epochs": 3}', "--set", "epochs=7"]
+        names = ["--names", '{"data": "prepare"}', "--scratch", "s3://hpml/scratch/run/train"]
+        launcher.main(
+            PyTorchJobs(),
+            ["--run", "run", "train", *config, *names, "--executor-input", json.dumps(executor_input)],
+        )
+    [delivered] = json.loads(answer.read_text())["artifacts"]["out"]["artifacts"]
+    assert delivered["metadata"] == {"digest": published}
+    assert open_artifact(named["out"], kind="report").digest == published
+    [job] = operator.made
+    pod = job["spec"]["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]
+    assert (job["metadata"]["namespace"], pod["serviceAccountName"]) == ("kubeflow", "pipeline-runner")
+    assert pod["automountServiceAccountToken"] is False
+    [container] = pod["containers"]
     arguments = container["command"]
     assert json.loads(arguments[arguments.index("--config") + 1])["epochs"] == 7
-    assert "--executor-input" not in arguments and "s3://hpml/out" in arguments
+    assert "--executor-input" not in arguments and "--names" not in arguments
+    assert arguments[arguments.index("--data") + 1] == f"{HANDOVER}/data"
+    assert arguments[arguments.index("--out") + 1] == f"{HANDOVER}/out"
+    assert storage.list_names(HANDOVER) == []  # nobody reads it again
+
+
+HANDOVER = "s3://hpml/handover/run/train"
+
+
+def test_a_command_line_that_is_refused_is_an_event(
+    published: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit) as ended:
+        given = ["train", "--events", "-", "--out", "s3://hpml/out", "--config", "{"]
+        launcher.main(PyTorchJobs(), ["--run", "run", *given])
+    assert ended.value.code == 3
+    [line] = [line for line in capsys.readouterr().out.splitlines() if line.startswith("#hpml ")]
+    event = json.loads(line[6:])
+    assert (event["event"], event["exit_code"]) == ("failed", 3) and "--config is not JSON" in event[
+        "message"
+    ]
+
+
+def test_the_namespace_of_a_pod_is_told_beside_its_token(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(kube, "TOKEN", tmp_path / "token")
+    assert kube.own_namespace() == ""
+    (tmp_path / "namespace").write_text("kubeflow")
+    assert kube.own_namespace() == "kubeflow"
 
 
 def test_the_exit_code_is_that_of_the_training(operator: Operator, published: str) -> None:

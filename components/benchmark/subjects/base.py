@@ -23,6 +23,7 @@ class Opened:
     predict: answers one request. request: makes a request of named arrays that have a batch in front; it is
     called before anything is timed. device: "cpu", "cuda", or "remote". stream: the CUDA stream of torch's
     that it works on, if it is one. thread_safe: whether several threads may call `predict` at once.
+    outputs: what it answers to named arrays, by the output's name; never timed.
     """
 
     predict: Callable[[Any], Any]
@@ -30,6 +31,7 @@ class Opened:
     device: str = "cpu"
     stream: Any = None
     thread_safe: bool = True
+    outputs: Callable[[Arrays], dict[str, Any]] | None = None
 
 
 class Subject(Config, ABC):

@@ -78,7 +78,12 @@ class BundleSubject(FromOutside):
         file = self.folder / bundle.file
         engine = bundle.engine.model_copy(update={"file": file.name})
         session = Onnx().load(file.parent, engine, threads=threads)
-        return Opened(session.predict, self._x_nchw, engine.identity.get("device", "cpu"))
+        return Opened(
+            session.predict,
+            self._x_nchw,
+            engine.identity.get("device", "cpu"),
+            outputs=lambda arrays: {"logits": session.predict(self._x_nchw(arrays))},
+        )
 
     def check(self, opened: Opened) -> None:
         """Raise StageFailed if the golden logits are not reproduced within the bundle's own tolerance."""

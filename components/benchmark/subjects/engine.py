@@ -26,6 +26,8 @@ class EngineSubject(Subject):
 
     def open(self, *, threads: int) -> Opened:
         """Load it with the code of its target; the stage has verified its files."""
+        import numpy as np
+
         spec = self._spec()
         target: AnyTarget = validate(AnyTarget, spec.target, where="the target of the engine")
         session = target.load(self.folder, spec, threads=threads)
@@ -36,6 +38,7 @@ class EngineSubject(Subject):
             device,
             stream=getattr(session, "stream", None),
             thread_safe=getattr(session, "thread_safe", True),
+            outputs=lambda arrays: {"logits": session.predict(np.asarray(arrays["x_nchw"], np.float32))},
         )
 
     def check(self, opened: Opened) -> None:

@@ -22,23 +22,12 @@ class OnnxSubject(FromOutside):
     def signature(self, sizes: Mapping[str, int]) -> Signature:
         """What the graph says it takes; the weights are not read.
 
-        Raises ConfigInvalid if it is no ONNX file, or takes what cannot be made: no tensor, no batch, an open
-        size that is not given.
+        Raises ConfigInvalid if it is not an ONNX file that can be run, or takes what cannot be made: no
+        tensor, no batch, an open size that is not given.
         """
-        import onnx
-        from google.protobuf.message import DecodeError
-
-        try:
-            graph = onnx.load_model(self.file, load_external_data=False).graph
-        except (DecodeError, OSError, UnicodeDecodeError) as error:
-            raise ConfigInvalid(f"{self.file} is no ONNX file", why=str(error)) from None
-        constants = {tensor.name for tensor in graph.initializer}
-        inputs = [value for value in graph.input if value.name not in constants]
-        if not inputs:
-            raise ConfigInvalid(f"{self.file} is no ONNX file that can be measured", why="it has no inputs")
         found = [
-            tensor_of(str(self.file), value.name, position, _data_type(value), _dimensions(value), sizes)
-            for position, value in enumerate(inputs)
+            tensor_of(str(self.file), name, position, dtype, dimensions, sizes)
+            for position, (name, dtype, dimensions) in enumerate(self.declared_inputs())
         ]
         batches = {batch for _, batch in found if batch is not None}
         if len(batches) > 1:
@@ -48,18 +37,36 @@ class OnnxSubject(FromOutside):
             )
         return Signature(tuple(tensor for tensor, _ in found), next(iter(batches), None))
 
-    def known(self) -> dict[str, Any]:
-        """Its size on disk, weights in files beside it included, and how many numbers the weights are."""
-        import onnx
+    def declared_inputs(self) -> list[tuple[str, str, list[int | str | None]]]:
+        """Name, type and dimensions of each input; the name of a dimension that is open, None without one.
 
-        weights = onnx.load_model(self.file, load_external_data=False).graph.initializer
+        Raises ConfigInvalid if it is not an ONNX file that can be run, or has no inputs.
+        """
+        from components.targets.onnx_file import read_runnable
+
+        graph = read_runnable(self.file).graph
+        constants = {tensor.name for tensor in graph.initializer}
+        inputs = [value for value in graph.input if value.name not in constants]
+        if not inputs:
+            raise ConfigInvalid(
+                f"{self.file} is not an ONNX file that can be measured", why="it has no inputs"
+            )
+        return [(value.name, _data_type(value), _dimensions(value)) for value in inputs]
+
+    def known(self) -> dict[str, Any]:
+        """Its size on disk, weights in files beside it included, their precision, and how many there are."""
+        from components.targets.onnx_file import precision_of, read_graph
+
+        model = read_graph(self.file)
+        weights = model.graph.initializer
         beside = {
             entry.value for weight in weights for entry in weight.external_data if entry.key == "location"
         }
         files = [self.file, *(self.file.parent / name for name in beside)]
         size_bytes = sum(file.stat().st_size for file in files if file.is_file())
         parameters = sum(math.prod(weight.dims) for weight in weights)
-        return {**super().known(), "size_bytes": size_bytes, "parameters": parameters}
+        sizes = {"size_bytes": size_bytes, "parameters": parameters}
+        return {**super().known(), **sizes, "precision": precision_of(model)}
 
     def open(self, *, threads: int) -> Opened:
         """A session; ONNX Runtime itself refuses weights that lie outside the file's folder.
@@ -68,27 +75,19 @@ class OnnxSubject(FromOutside):
         """
         from components.targets.onnx_session import OnnxSession, has_cuda
 
-        class Session(OnnxSession):
-            def run(self, feeds: Mapping[str, Any]) -> list[Any]:
-                """All outputs."""
-                outputs: list[Any] = self._session.run(None, feeds)
-                return outputs
-
-            def providers(self) -> list[str]:
-                """Where it runs, the first choice first."""
-                named: list[str] = self._session.get_providers()
-                return named
-
         if self.device == "cuda" and not has_cuda():
             raise StageFailed(
                 f"{self.file} cannot run on a GPU",
                 why="this ONNX Runtime runs on CPUs only",
                 fix="install onnxruntime-gpu in place of onnxruntime, or leave --device out",
             )
-        session = Session(self.file, device=self.device, threads=threads)
-        if self.device == "cuda" and session.providers()[0] != "CUDAExecutionProvider":
-            raise StageFailed(f"{self.file} cannot run on a GPU", why="ONNX Runtime could not use CUDA")
-        return Opened(session.run, self.feeds, self.device)
+        session = OnnxSession(self.file, device=self.device, threads=threads)
+        return Opened(
+            session.run,
+            self.feeds,
+            self.device,
+            outputs=lambda arrays: dict(zip(session.outputs, session.run(self.feeds(arrays)), strict=True)),
+        )
 
 
 def _data_type(value: Any) -> str:

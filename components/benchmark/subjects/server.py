@@ -107,7 +107,29 @@ class ServerSubject(FromOutside):
         def request(arrays: Arrays) -> Request:
             return (_binary if binary else _json)(self, arrays)
 
-        return Opened(predict, request, "remote")
+        def outputs(arrays: Arrays) -> dict[str, Any]:
+            return self._outputs(predict(_json(self, arrays)))
+
+        return Opened(predict, request, "remote", outputs=outputs)
+
+    def _outputs(self, body: bytes) -> dict[str, Any]:
+        """The arrays of an answer in JSON.
+
+        Raises Unavailable if it is none of the protocol's.
+        """
+        import numpy as np
+
+        try:
+            return {
+                str(output["name"]): np.array(output["data"], _DATA_TYPES[output["datatype"]]).reshape(
+                    output["shape"]
+                )
+                for output in json.loads(body)["outputs"]
+            }
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
+            raise Unavailable(
+                f"{self.url}{self.path} does not answer by the protocol", why="its outputs are no arrays"
+            ) from None
 
     def check(self, opened: Opened) -> None:
         """Raise Unavailable if the answer to a request is not one of the protocol's."""

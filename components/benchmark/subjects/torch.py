@@ -7,24 +7,41 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from pydantic import Field, JsonValue
+
 from components.benchmark.subjects.base import Opened
 from components.benchmark.subjects.tensors import FromOutside, Signature
 from components.errors import ConfigInvalid, HpmlError, StageFailed
 
 if TYPE_CHECKING:
+    import torch
     from torch import nn
 
     from components.benchmark.subjects.base import Arrays
 
 
+def _named(answer: Any) -> list[tuple[str, torch.Tensor]]:
+    """The tensors that a module returned: one, several in a row, or several by name."""
+    import torch
+
+    if isinstance(answer, Mapping):
+        named = [(str(name), value) for name, value in answer.items()]
+    elif isinstance(answer, tuple | list):
+        named = [(f"output {index}", value) for index, value in enumerate(answer)]
+    else:
+        named = [("output", answer)]
+    return [(name, value) for name, value in named if isinstance(value, torch.Tensor)]
+
+
 class TorchSubject(FromOutside):
-    """What the callable `path`, "package.module:callable", returns when it is called without arguments.
+    """What the callable `path`, "package.module:callable", returns when it is called with `arguments`.
 
     import_paths: folders in which modules are looked for as well, after all others.
     """
 
     subject: Literal["torch"] = "torch"
     path: str
+    arguments: dict[str, JsonValue] = Field(default_factory=dict)
     import_paths: tuple[Path, ...] = ()
     device: Literal["cpu", "cuda"] = "cpu"
 
@@ -59,24 +76,36 @@ class TorchSubject(FromOutside):
             if stream is not None:
                 stream.synchronize()
 
-        return Opened(predict, self._in_order, self.device, stream)
+        def outputs(arrays: Arrays) -> dict[str, Any]:
+            with torch.inference_mode():
+                answer = module(
+                    *[torch.from_numpy(array).to(self.device) for array in self._in_order(arrays)]
+                )
+            return {name: tensor.float().cpu().numpy() for name, tensor in _named(answer)}
+
+        return Opened(predict, self._in_order, self.device, stream, outputs=outputs)
 
     def _module(self) -> nn.Module:
         import importlib
 
         from torch import nn
 
+        from components.models.limits import memory_limit
+
         module_name, _, attribute = self.path.partition(":")
         try:
-            module = getattr(importlib.import_module(module_name), attribute)()
+            make = getattr(importlib.import_module(module_name), attribute)
+            with memory_limit(f"the module {self.path}"):
+                module = make(**self.arguments)
         except HpmlError:
             raise
         except Exception as error:  # a user's module can fail in any way
+            of_recipe = "" if "in_channels" in self.arguments else ", or --recipe FILE for those of a recipe"
             raise StageFailed(
                 f"cannot make the module {self.path}",
                 why=f"{type(error).__name__}: {error}",
-                fix="check the spelling; modules are looked for in the current folder, and the callable gets "
-                "no arguments",
+                fix=f"check the spelling and the arguments (--arg width=32{of_recipe}); it was called with "
+                f"{', '.join(self.arguments) or 'none'}",
             ) from None
         if not isinstance(module, nn.Module):
             raise StageFailed(f"{self.path} returned a {type(module).__name__}, not a torch.nn.Module")

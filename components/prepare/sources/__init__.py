@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Union
 from pydantic import Discriminator
 
 from components.contract import BareName
-from components.prepare.sources.base import Images, Loaded, Source
+from components.prepare.sources.base import Images, Loaded, Preview, Source
 from components.prepare.sources.cifar10 import Cifar10
 from components.prepare.sources.digits import Digits
 from components.prepare.sources.folder import Folder
@@ -31,4 +31,4 @@ else:
         BareName("source"),
     ]
 
-__all__ = ["SOURCES", "AnySource", "Images", "Loaded", "Source"]
+__all__ = ["SOURCES", "AnySource", "Images", "Loaded", "Preview", "Source"]

@@ -15,6 +15,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
+    from components.artifacts import PictureSpec
+
 
 @dataclass(frozen=True)
 class Images:
@@ -30,12 +32,43 @@ class Images:
 
 @dataclass(frozen=True)
 class Loaded:
-    """What a source delivers. `test` is None where the source has no split of its own: prepare makes one."""
+    """What a source delivers. `test` is None where the source has no split of its own: prepare makes one.
+
+    pictures: how files became these images; None where the source has arrays.
+    left_out: the names of what the source holds beside its images.
+    """
 
     train: Images
     test: Images | None
     class_names: tuple[str, ...]
     licence: str
+    pictures: PictureSpec | None = None
+    left_out: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Preview:
+    """What is known of a source's images before they are read.
+
+    images: how many there are, of which `looked_at` were looked at; grey if `channels` is 1. smallest_hw and
+    largest_hw: their heights and widths. left_out: as in Loaded.
+    """
+
+    class_count: int
+    channels: int
+    smallest_hw: tuple[int, int]
+    largest_hw: tuple[int, int]
+    images: int = 0
+    looked_at: int = 0
+    left_out: tuple[str, ...] = ()
+
+    def shape_chw(self, image_size: int | None) -> tuple[int, int, int] | None:
+        """Of the images once prepared; None where they would be refused."""
+        if image_size:
+            return self.channels, image_size, image_size
+        if self.smallest_hw != self.largest_hw:
+            return None
+        return self.channels, *self.largest_hw
 
 
 class Source(Config, ABC):
@@ -48,6 +81,13 @@ class Source(Config, ABC):
     # What to do about an image that is in both splits, or under two labels. "drop" leaves the first out of
     # the train split and the second out altogether, and says so in the dataset's notes.
     duplicates: Literal["refuse", "drop"] = "refuse"
+
+    def preview(self) -> Preview | None:
+        """What is known at once, without reading the images; None if that is nothing.
+
+        Raises HpmlError for data that prepare would surely refuse.
+        """
+        return None
 
     @abstractmethod
     def load(self, out: Output) -> Loaded:

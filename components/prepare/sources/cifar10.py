@@ -11,9 +11,10 @@ from pydantic import Field, model_validator
 from components.contract import Output
 from components.errors import StageFailed
 from components.prepare import user_files
-from components.prepare.sources.base import Loaded, Source
+from components.prepare.sources.base import Loaded, Preview, Source
 from components.prepare.user_files import UserPath
 
+ROWS = 60_000
 CLASS_NAMES = (
     "airplane",
     "automobile",
@@ -57,15 +58,20 @@ class Cifar10(Source):
         """What is wrong with `path` on this machine."""
         if self.path is None:
             return ""
-        if isinstance(self.path, Path) and self.path.is_dir() and self.sha256:
+        unmet = user_files.unmet(self.path)
+        if not unmet and isinstance(self.path, Path) and self.path.is_dir() and self.sha256:
             return f"`sha256` is that of an archive, and {self.path} is a folder: leave it out"
-        return user_files.unmet(self.path)
+        return unmet
 
     def fingerprint(self) -> str:
         """The checksum of the archive, or a digest of the names, sizes and times of the files at `path`."""
         if self.sha256 or self.path is None:
             return self.sha256 or ""
         return user_files.fingerprint(self.path)
+
+    def preview(self) -> Preview:
+        """Always the same."""
+        return Preview(len(CLASS_NAMES), 3, (32, 32), (32, 32), images=ROWS, looked_at=ROWS)
 
     def load(self, out: Output) -> Loaded:
         """Both splits, 32x32x3, in the published order.

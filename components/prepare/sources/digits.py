@@ -6,10 +6,11 @@ from typing import Literal
 
 from components.contract import Output
 from components.prepare.packaged import PackagedFile
-from components.prepare.sources.base import Images, Loaded, Source
+from components.prepare.sources.base import Images, Loaded, Preview, Source
 
 FILE = PackagedFile(package="sklearn", distribution="scikit-learn", name="datasets/data/digits.csv.gz")
 SIDE = 8
+ROWS = 1797
 BRIGHTEST = 16
 
 
@@ -25,6 +26,10 @@ class Digits(Source):
     def fingerprint(self) -> str:
         """The version of the package that ships the images."""
         return FILE.version()
+
+    def preview(self) -> Preview:
+        """Always the same."""
+        return Preview(10, 1, (SIDE, SIDE), (SIDE, SIDE), images=ROWS, looked_at=ROWS)
 
     def load(self, out: Output) -> Loaded:
         """The 1797 images, 8x8x1, their 17 levels of grey spread over 0 to 255."""

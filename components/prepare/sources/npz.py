@@ -6,7 +6,7 @@ from typing import Literal
 
 from components.contract import Output
 from components.prepare import user_files
-from components.prepare.sources.base import Loaded, Source
+from components.prepare.sources.base import Loaded, Preview, Source
 from components.prepare.user_files import UserPath
 
 
@@ -23,11 +23,24 @@ class Npz(Source):
 
     def unmet(self) -> str:
         """Whether `path` is missing."""
-        return user_files.unmet(self.path)
+        return user_files.unmet(self.path, or_folder=False)
 
     def fingerprint(self) -> str:
         """A digest of the file's size and modification time."""
         return user_files.fingerprint(self.path)
+
+    def preview(self) -> Preview | None:
+        """What the headers of the arrays say; None where numpy is absent.
+
+        Raises StageFailed for a file that prepare would refuse.
+        """
+        if isinstance(self.path, str) or self.unmet():
+            return None
+        try:
+            from components.prepare.npz_arrays import preview_npz
+        except ModuleNotFoundError:
+            return None
+        return preview_npz(self.path)
 
     def load(self, out: Output) -> Loaded:
         """The arrays of the file.

@@ -8,17 +8,14 @@ from xml.etree.ElementTree import Element
 
 from components.measurements import Interval
 from components.page.format import shorten
+from components.page.labels import Box, Mark, Segment, drawn_labels, place_labels
 from components.page.svg import (
-    Box,
     Scale,
     dot,
-    label,
-    leader,
     line,
     padded,
     path,
     picture,
-    place_labels,
     x_axis,
     y_axis,
 )
@@ -26,6 +23,8 @@ from components.report.charts.common import NARROW_PX, Classes, ends
 from components.report.content import Content
 
 Point = tuple[float, float]
+
+_DOT_PX, _RING_PX = 5, 9
 
 
 def accuracy_against_latency(content: Content, classes: Classes, width: float) -> Element:
@@ -46,10 +45,17 @@ def accuracy_against_latency(content: Content, classes: Classes, width: float) -
     ]
     for name, segments in whiskers.items():
         drawn += [line(*start, *end, f"whisker {classes[name]}") for start, end in segments]
-    drawn += _dots(points, classes, content.decision.chosen)
-    lines = [*pairwise(front), *(segment for segments in whiskers.values() for segment in segments)]
-    bounds = Box(50, 20, width - 2, height - 50)
-    drawn += _names(points, lines, bounds, 30 if width > NARROW_PX else 28, content.decision.chosen)
+    chosen = content.decision.chosen
+    drawn += _dots(points, classes, chosen)
+    lines: list[Segment] = [*pairwise(front), *(one for segments in whiskers.values() for one in segments)]
+    length = 30 if width > NARROW_PX else 28
+    marks = [
+        Mark(*at, _RING_PX if name == chosen else _DOT_PX, shorten(name, length))
+        for name, at in points.items()
+    ]
+    placed = place_labels(marks, lines, Box(50, 20, width - 2, height - 50))
+    strong = shorten(chosen, length) if chosen else ""
+    drawn += drawn_labels(marks, placed, [classes[name] for name in points], strong)
     return picture(width, height, "Accuracy against latency of each engine, with 95 % intervals", drawn)
 
 
@@ -85,23 +91,5 @@ def _pareto_front(points: Sequence[Point], *, right: float) -> list[Point]:
 
 
 def _dots(points: dict[str, Point], classes: Classes, chosen: str | None) -> list[Element]:
-    dots = [dot(x, y, 5, f"point {classes[name]}") for name, (x, y) in points.items()]
-    return [dot(*points[chosen], 9, f"ring {classes[chosen]}"), *dots] if chosen else dots
-
-
-def _names(
-    points: dict[str, Point],
-    lines: Sequence[tuple[Point, Point]],
-    bounds: Box,
-    length: int,
-    chosen: str | None,
-) -> list[Element]:
-    """The name of each point, `length` characters at most, and thin lines to those that are not beside it."""
-    texts = [shorten(name, length) for name in points]
-    boxes = place_labels(list(points.values()), texts, [Box.around(*segment) for segment in lines], bounds)
-    leaders = [leader(*point, box) for point, box in zip(points.values(), boxes, strict=True)]
-    drawn = [mark for mark in leaders if mark is not None]
-    for name, text, box in zip(points, texts, boxes, strict=True):
-        class_ = "name strong" if name == chosen else "name"
-        drawn.append(label(text, (box.left + box.right) / 2, box.bottom - 4, class_, anchor="middle"))
-    return drawn
+    dots = [dot(x, y, _DOT_PX, f"point {classes[name]}") for name, (x, y) in points.items()]
+    return [dot(*points[chosen], _RING_PX, f"ring {classes[chosen]}"), *dots] if chosen else dots

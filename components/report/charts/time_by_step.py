@@ -18,9 +18,7 @@ def time_by_step(steps: Sequence[StepCost], width: float) -> Element:
     pitch = 40 if narrow else 28
     left = 8.0 if narrow else 284.0
     longest = max(max(step.seconds for step in steps), 1e-3)
-    texts = [
-        f"{duration(step.seconds)} · {plain(step.peak_rss_bytes / 1e9, significant=2)} GB" for step in steps
-    ]
+    texts = [f"{duration(step.seconds)} · {_memory(step)}" for step in steps]
     room = width - left - 18 - max(text_width(text) for text in texts)
     drawn: list[Element] = []
     for index, (step, text) in enumerate(zip(steps, texts, strict=True)):
@@ -36,3 +34,7 @@ def time_by_step(steps: Sequence[StepCost], width: float) -> Element:
             label(text, left + length + 8, top + 13),
         ]
     return picture(width, len(steps) * pitch + 6, "Seconds that each step of the run took", drawn)
+
+
+def _memory(step: StepCost) -> str:
+    return f"{plain(step.peak_rss_bytes / 1e9, significant=2)} GB" if step.peak_rss_bytes else "not measured"

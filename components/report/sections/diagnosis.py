@@ -18,9 +18,13 @@ _BOUND_CLASSES = {"compute": "k1", "memory": "k2", "overhead": "k0", None: "k0"}
 
 
 def diagnosis_section(
-    diagnosis: DiagnosisSpec, ceilings: CeilingsSpec, classes: dict[str, str], chosen: str | None
+    diagnosis: DiagnosisSpec, ceilings: CeilingsSpec | None, classes: dict[str, str], chosen: str | None
 ) -> Element:
-    """The section of the report. classes: the colour of each engine; chosen: the engine shown by layer."""
+    """The section of the report. classes: the colour of each engine; chosen: the engine shown by layer.
+
+    Without ceilings nothing is drawn under them.
+    """
+    ceilings = ceilings or CeilingsSpec(hardware={}, bandwidths=(), gemms=())
     diagnosed = {name: one for name, one in diagnosis.engines.items() if one.status == "diagnosed"}
     return node(
         "section",
@@ -143,7 +147,7 @@ def _layer_table(layers: list[LayerFigures], one: EngineDiagnosis) -> Element:
         rate = layer.flops / layer.time_us / 1e3 if layer.flops and layer.time_us else None
         cells: list[list[Child]] = [
             [node("span", breakable(layer.name)), node("small", f"{layer.op}, {layer.precision}")],
-            [nowrap(plain(layer.time_us)), node("small", percent(layer.time_us / one.profiled_us))],
+            [nowrap(plain(layer.time_us) if layer.time_us else "< 1"), _share_of_time(layer, one)],
             [nowrap(plain(rate) if rate else ABSENT)],
             [layer.bound or ABSENT],
             [_share(layer.share_of_roof)],
@@ -151,6 +155,10 @@ def _layer_table(layers: list[LayerFigures], one: EngineDiagnosis) -> Element:
         pairs = zip(columns, cells, strict=True)
         rows.append(node("tr", [node("td", cell, data_label=column) for column, cell in pairs]))
     return table(columns, rows)
+
+
+def _share_of_time(layer: LayerFigures, one: EngineDiagnosis) -> Element | None:
+    return node("small", percent(layer.time_us / one.profiled_us)) if layer.time_us else None
 
 
 def _times_in_words(one: EngineDiagnosis, *, shown: int) -> str:

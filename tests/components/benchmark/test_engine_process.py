@@ -16,9 +16,11 @@ import pytest
 
 from components.artifacts import Artifact, DatasetSpec, EngineSpec, copy_files, open_artifact, seal_artifact
 from components.benchmark.engine_process import EngineProcess
-from components.benchmark.subjects import EngineSubject
+from components.benchmark.subjects import EngineSubject, OnnxSubject
+from components.benchmark.subjects.tensors import write_arrays
 from components.errors import StageFailed
 from components.images import load_split, to_x_nchw
+from tests.small_subjects import write_endless, write_glutton
 
 Engines = dict[str, Artifact[EngineSpec]]
 
@@ -158,10 +160,37 @@ def test_an_engine_that_hangs_is_named(tmp_path: Path) -> None:
     with EngineProcess("fp32/onnx", tmp_path / "engine.log", reply_limit_s=0.2) as process:
         os.kill(process.pid, signal.SIGSTOP)
         with pytest.raises(
-            StageFailed, match=r"'fp32/onnx' failed while starting: it did not answer for 0\.2 s"
+            StageFailed,
+            match=r"'fp32/onnx' failed while starting: it did not answer within its limit of 0\.2 s",
         ):
             process.receive()
     assert not Path(f"/proc/{process.pid}").exists()
+
+
+def _load_file(process: EngineProcess, file: Path, place: Path) -> None:
+    write_arrays(place / "x.npz", {"0:float32:4": np.ones((1, 4), np.float32)})
+    subject = OnnxSubject(file=file)
+    subject = subject.model_copy(update={"inputs": subject.signature({}).inputs})
+    told = subject.model_dump(mode="json")
+    arguments = {"inputs": str(place / "x.npz"), "batch_sizes": [1], "threads": 1}
+    process.ask("load", "loading", subject=told, **arguments)
+
+
+def test_a_loop_that_never_ends_is_ended(tmp_path: Path) -> None:
+    file = write_endless(tmp_path / "endless.onnx")
+    refused = pytest.raises(
+        StageFailed, match=r"'endless' failed while loading: .* within its limit of 3 s and was stopped"
+    )
+    with EngineProcess("endless", tmp_path / "engine.log", reply_limit_s=3) as process, refused:
+        _load_file(process, file, tmp_path)
+    assert not Path(f"/proc/{process.pid}").exists()
+
+
+def test_an_engine_that_takes_too_much_memory_is_refused_it(tmp_path: Path) -> None:
+    file = write_glutton(tmp_path / "glutton.onnx", size_bytes=2 * 10**9)
+    refused = pytest.raises(StageFailed, match=r"'glutton' failed while loading: .*may take 1 GB")
+    with EngineProcess("glutton", tmp_path / "engine.log", memory_bytes=10**9) as process, refused:
+        _load_file(process, file, tmp_path)
 
 
 def test_an_interrupt_of_the_whole_group_leaves_the_engine_to_its_parent(

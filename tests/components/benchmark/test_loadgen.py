@@ -198,12 +198,14 @@ def _agree(bench: Bench, scenario: str, one: Asked, other: Asked) -> bool:
     return False
 
 
+@pytest.mark.alone
 @pytest.mark.parametrize("scenario", list(ASKED))
 def test_loadgen_and_our_loop_agree_on_an_engine(scenario: str, convolutions: Bench) -> None:
     with convolutions.launched():
         assert _agree(convolutions, scenario, ASKED[scenario](Ours()), ASKED[scenario](Loadgen()))
 
 
+@pytest.mark.alone
 def test_the_rule_tells_apart_what_does_not_agree(convolutions: Bench) -> None:
     half, whole = (
         by.one_by_one("MultiStream", samples_per_query=samples, queries=10)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from components import hardware
 from components.benchmark import energy, gpu
 from components.benchmark.energy import measure_energy, rapl_counter
 from components.benchmark.protocol import Disturbed, Launches
@@ -120,7 +121,7 @@ def test_a_server_is_another_process(zone: Path) -> None:
 
 
 def test_without_a_gpu_nothing_is_said_of_one() -> None:
-    if gpu.hardware.gpu_names():
+    if hardware.gpu_names():
         pytest.skip("this machine has a GPU")
     assert gpu.read() == ()
     assert gpu.energy_mj() is None

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import os
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -17,7 +19,6 @@ from components.benchmark.statistics import (
     wilson,
 )
 from tests.measure_coverage import (
-    DEFAULT_SHAPE,
     LAUNCHED_SHAPE,
     SHAPES,
     STREAMS,
@@ -170,15 +171,18 @@ def test_many_samples_take_little_memory() -> None:
 TOO_WIDE = {"drifting by 10 %, quiet"}
 
 
+# Enough to notice an interval that is wrong. HPML_TEST_DRAWS=1000 is what the figures of the docs come from.
+DRAWS = int(os.environ.get("HPML_TEST_DRAWS", "150"))
+
+
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("name", STREAMS)
 def test_intervals_hold_the_truth(name: str, shape: Shape) -> None:
     """92 to 98 times in 100, give or take two standard errors of what is counted."""
-    draws = 1000 if shape == DEFAULT_SHAPE else 300
-    held = coverage(name, shape, draws)
-    assert min(held.values()) >= 0.92 - 2 * (0.92 * 0.08 / draws) ** 0.5, held
+    held = coverage(name, shape, DRAWS)
+    assert min(held.values()) >= 0.92 - 2 * (0.92 * 0.08 / DRAWS) ** 0.5, held
     if name not in TOO_WIDE:
-        assert max(held.values()) <= 0.98 + 2 * (0.98 * 0.02 / draws) ** 0.5, held
+        assert max(held.values()) <= 0.98 + 2 * (0.98 * 0.02 / DRAWS) ** 0.5, held
 
 
 @pytest.mark.parametrize("name", STREAMS)
@@ -195,7 +199,7 @@ def test_the_truth_of_a_stream_is_that_of_many_draws(name: str) -> None:
 
 def test_intervals_that_are_not_told_of_launches_miss_the_truth() -> None:
     """Four rounds of one process are not four looks at the engine."""
-    held = coverage("drifting by 3 %, quiet", LAUNCHED_SHAPE, 300, told=False)
+    held = coverage("drifting by 3 %, quiet", LAUNCHED_SHAPE, DRAWS, told=False)
     assert max(held["p50"], held["ratio of p50"], held["throughput"]) < 0.85
 
 

@@ -12,6 +12,7 @@ from threading import Barrier
 from typing import Any
 
 import numpy as np
+import onnx
 import pytest
 from pydantic import TypeAdapter
 
@@ -156,7 +157,7 @@ def test_a_fixed_batch_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"not protobuf at all", b"\x00" * 100])
 def test_a_file_that_is_no_onnx_is_refused(tmp_path: Path, content: bytes) -> None:
     (tmp_path / "m.onnx").write_bytes(content)
-    with pytest.raises(ConfigInvalid, match="is no ONNX file"):
+    with pytest.raises(ConfigInvalid, match="is not an ONNX file"):
         OnnxSubject(file=tmp_path / "m.onnx").signature({})
 
 
@@ -165,9 +166,27 @@ def test_weights_outside_the_files_folder_are_not_read(tmp_path: Path, location:
     (tmp_path / "secret.bin").write_bytes(bytes(64))
     file = write_thief(tmp_path / "m" / "thief.onnx", location=location.format(tmp=tmp_path))
     (tmp_path / "m" / "link.bin").symlink_to("../secret.bin")
-    subject = described(OnnxSubject(file=file))
+    subject = OnnxSubject(file=file)
+    with pytest.raises(ConfigInvalid, match="outside its folder"):
+        subject.signature({})
     with pytest.raises(StageFailed, match="cannot load"):
         subject.open(threads=1)
+
+
+def test_what_onnx_runtime_cannot_open_is_refused_before_it_tries(tmp_path: Path) -> None:
+    """By `hpml bench` and `hpml diagnose` as by `hpml quantize`."""
+    model = onnx.load(write_image_model(tmp_path / "m.onnx"))
+    model.graph.initializer[0].dims[:] = [10**9, 10**9]
+    (tmp_path / "huge.onnx").write_bytes(model.SerializeToString())
+    with pytest.raises(ConfigInvalid, match=r"'w' is said to hold 1000000000 x 1000000000 numbers"):
+        OnnxSubject(file=tmp_path / "huge.onnx").signature({})
+    model = onnx.load(tmp_path / "m.onnx")
+    model.graph.node[0].domain = "theirs"
+    onnx.save(model, tmp_path / "m.onnx")
+    with pytest.raises(ConfigInvalid, match=r"needs a library of its own: .*theirs:Flatten"):
+        OnnxSubject(file=tmp_path / "m.onnx").signature({})
+    with pytest.raises(ConfigInvalid, match="is not an ONNX file: it is a device"):
+        OnnxSubject(file=Path("/dev/zero")).signature({})
 
 
 def test_weights_inside_the_files_folder_are_read_and_count(tmp_path: Path) -> None:
@@ -176,6 +195,14 @@ def test_weights_inside_the_files_folder_are_read_and_count(tmp_path: Path) -> N
     opened = subject.open(threads=1)
     assert opened.predict(opened.request(arrays_of(subject)))[0].shape == (4, 4)
     assert subject.known()["size_bytes"] == (tmp_path / "m.onnx").stat().st_size + 64
+
+
+def test_a_module_that_does_not_fit_into_memory_is_refused_before_it_is_made(user_module: Path) -> None:
+    subject = TorchSubject(
+        path="their_model_for_bench:of_width", arguments={"width": 10**12}, import_paths=(user_module,)
+    )
+    with pytest.raises(ConfigInvalid, match=r"of_width does not fit into memory: it asks for a tensor of"):
+        subject.open(threads=1)
 
 
 def test_an_engine_for_a_gpu_is_refused_without_one(tmp_path: Path) -> None:
@@ -216,7 +243,9 @@ def test_a_torch_module_by_its_import_path(user_module: Path, tmp_path: Path) ->
 def test_a_torch_module_with_two_inputs(user_module: Path) -> None:
     subject = torch_subject(user_module, "two_inputs", "3x4x4", "7:int64")
     opened = subject.open(threads=1)
-    opened.predict(opened.request(arrays_of(subject)))
+    opened.predict(opened.request(arrays_of(subject, rows=3)))
+    [seen] = sys.modules["their_model_for_bench"].SEEN
+    assert seen == [((3, 3, 4, 4), "torch.float32"), ((3, 7), "torch.int64")]
 
 
 @pytest.mark.parametrize(

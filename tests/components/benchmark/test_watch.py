@@ -97,6 +97,7 @@ def computing(processes: int) -> Iterator[list[int]]:
             process.wait()
 
 
+@pytest.mark.alone
 def test_processes_that_compute_are_seen_by_an_engine_that_computes_too() -> None:
     watch = Watch(Quiet())
     with computing(3 * usable_cpus()) as (engine, *_):  # one of them stands for the engine

@@ -6,7 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from components.ceilings.memory_levels import MemoryLevels, available_bytes
+from components.ceilings.memory_levels import MemoryLevels
+from components.memory import available_bytes
 
 KIB, MIB = 2**10, 2**20
 

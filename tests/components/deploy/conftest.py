@@ -166,6 +166,20 @@ def deployed(deployable: Deployable, tmp_path_factory: pytest.TempPathFactory) -
     return perform(place, deploy.run, DeployConfig(), engine=deployable.engine, version=deployable.version)
 
 
+def resealed(
+    engine: Artifact[EngineSpec],
+    place: Path,
+    change: Callable[[Path], None] = lambda place: None,
+    spec: EngineSpec | None = None,
+) -> Artifact[EngineSpec]:
+    """The engine with something changed and sealed again, as a defect or another version upstream has it."""
+    shutil.copytree(engine.path, place)
+    change(place)
+    (place / "manifest.json").unlink()
+    seal_artifact(place, spec=spec or engine.spec, metrics={}, lineage=engine.manifest.lineage)
+    return open_artifact(place, kind="engine")
+
+
 @pytest.fixture
 def bundle(deployed: Artifact[BundleSpec], tmp_path: Path) -> Path:
     """A copy of the bundle, somewhere else, to do with as one likes."""

@@ -25,6 +25,7 @@ from components.deploy import stage as deploy
 from components.deploy.stage import DeployConfig
 from components.errors import GateFailed, StageFailed
 from components.images import load_split
+from tests.components.deploy.conftest import resealed
 
 ENGINE = "model_repository/digits/1/model.onnx"
 
@@ -71,6 +72,8 @@ def test_what_is_in_the_bundle(deployed: Artifact[BundleSpec], deployable: Any) 
         "model_repository/digits/1/model.onnx",
         "model_repository/digits/config.pbtxt",
         "preprocessing.json",
+        "requirements.txt",
+        "triton_repository.py",
     }
     assert deployed.spec.file == ENGINE and deployed.spec.engine_name == "variant"
     assert deployed.spec.engine_digest == deployable.version.spec.engine_digest
@@ -309,6 +312,12 @@ def triton_model_config() -> Any:
         ("kind", field.TYPE_ENUM, False, ".inference.Kind"),
     )
     message("ModelDynamicBatching")
+    message("AllVersions")
+    message(
+        "ModelVersionPolicy",
+        ("latest", field.TYPE_MESSAGE, False, ".inference.AllVersions"),
+        ("all", field.TYPE_MESSAGE, False, ".inference.AllVersions"),
+    )
     message(
         "ModelConfig",
         ("name", field.TYPE_STRING, False, ""),
@@ -319,6 +328,7 @@ def triton_model_config() -> Any:
         ("output", field.TYPE_MESSAGE, True, ".inference.ModelOutput"),
         ("instance_group", field.TYPE_MESSAGE, True, ".inference.ModelInstanceGroup"),
         ("dynamic_batching", field.TYPE_MESSAGE, False, ".inference.ModelDynamicBatching"),
+        ("version_policy", field.TYPE_MESSAGE, False, ".inference.ModelVersionPolicy"),
     )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
@@ -330,6 +340,7 @@ def test_way_2_the_model_repository_is_that_of_triton(bundle: Path) -> None:
     config = text_format.Parse((model / "config.pbtxt").read_text(), triton_model_config())
     assert config.name == model.name == "digits"
     assert config.platform == "onnxruntime_onnx" and config.max_batch_size == 64
+    assert config.version_policy.HasField("all")
     assert (model / "1" / config.default_model_filename).is_file()
     session = onnxruntime.InferenceSession(model / "1" / config.default_model_filename)
     for told, found in ((config.input, session.get_inputs()), (config.output, session.get_outputs())):
@@ -412,15 +423,6 @@ def test_another_runtime_that_answers_otherwise_is_refused(
 
 
 # --------------------------------------------------------------------------------------------------- refusals
-
-
-def resealed(engine: Artifact[Any], place: Path, change: Callable[[Path], None]) -> Artifact[Any]:
-    """The engine with something changed and sealed again, as a defect upstream would deliver it."""
-    shutil.copytree(engine.path, place)
-    change(place)
-    (place / "manifest.json").unlink()
-    seal_artifact(place, spec=engine.spec, metrics={}, lineage=engine.manifest.lineage)
-    return open_artifact(place, kind="engine")
 
 
 def test_an_engine_that_does_not_answer_its_golden_inputs_is_refused(

@@ -7,14 +7,17 @@ from typing import Any
 
 import numpy as np
 import onnx
+import onnxruntime
 import pytest
 
+from components import errors
 from components.artifacts import Artifact, DatasetSpec, ModelSpec
 from components.diagnose import onnx_profile
 from components.diagnose.layers import Layer, Profile, requests_within, typical_us
 from components.diagnose.stage import DiagnoseConfig
+from components.errors import StageFailed
 from components.targets import Eager, Onnx
-from components.targets.onnx_session import OnnxSession
+from components.targets.onnx_session import OnnxSession, single_requests
 from tests.components.diagnose.conftest import MakeEngine, Network
 
 QUICK = DiagnoseConfig(requests=20, seconds=0.2)
@@ -23,7 +26,32 @@ QUICK = DiagnoseConfig(requests=20, seconds=0.2)
 def profiled(engine: Any, scratch: Path) -> Profile:
     channels, height, width = engine.spec.input.shape_chw
     x_nchw = np.random.default_rng(0).standard_normal((4, channels, height, width), np.float32)
-    return onnx_profile.profile(engine.path / "model.onnx", x_nchw, threads=2, config=QUICK, scratch=scratch)
+    return onnx_profile.profile(
+        engine.path / "model.onnx",
+        single_requests({"x_nchw": x_nchw}),
+        threads=2,
+        config=QUICK,
+        scratch=scratch,
+    )
+
+
+def test_a_profile_that_a_full_disk_cut_short_is_said_to_be_so(
+    make_engine: MakeEngine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """ONNX Runtime itself says nothing."""
+    ended = onnxruntime.InferenceSession.end_profiling
+
+    def cut_short(session: onnxruntime.InferenceSession) -> str:
+        file = Path(ended(session))
+        file.write_bytes(file.read_bytes()[:1000])
+        return str(file)
+
+    monkeypatch.setattr(onnxruntime.InferenceSession, "end_profiling", cut_short)
+    monkeypatch.setattr(errors, "_free_bytes", lambda path: 0)
+    engine = make_engine(Network((3, 8, 8)).conv(4).head(2))
+    with pytest.raises(StageFailed, match=f"the disk is full: {tmp_path}.* has 0.0 MB left"):
+        profiled(engine, tmp_path)
+    assert not list(tmp_path.glob("tmp*"))
 
 
 def by_name(profile: Profile) -> dict[str, Layer]:

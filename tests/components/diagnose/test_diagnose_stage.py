@@ -72,6 +72,14 @@ def test_a_layer_under_the_roofs(stepped: CeilingsSpec) -> None:
     assert moving.share_of_roof is None and moving.roof_us == moving.memory_us
 
 
+def test_what_is_faster_than_its_ceiling_has_no_share_of_it(stepped: CeilingsSpec) -> None:
+    """torch's matrix product picked AVX2 kernels, its convolutions did not: 1.75 of a peak is no share."""
+    roofs = Roofs(stepped, threads=2)
+    fast, slow = (roofs.judge(layer(time_us=time_us), all_weight_bytes=0) for time_us in (5.7, 20.0))
+    assert fast.share_of_roof is None and fast.is_above_roof and fast.bound == "compute"
+    assert slow.share_of_roof == pytest.approx(0.5) and not slow.is_above_roof
+
+
 def test_a_looser_ceiling_stands_in_for_one_that_was_not_stable() -> None:
     alone = make_ceilings(gflop_per_s=100.0, gb_per_s=30.0, threads=1)
     both = make_ceilings(gflop_per_s=150.0, gb_per_s=40.0, threads=2)
@@ -167,7 +175,8 @@ def test_an_engine_without_ceilings_still_has_its_layers(
 
 def test_what_is_written_adds_up(make_engine: MakeEngine, run_diagnosis: Diagnose) -> None:
     engines = {"fp32/onnx": make_engine(small())}
-    whole = run_diagnosis(engines).engines["fp32/onnx"]
+    fast = make_ceilings(gflop_per_s=1e4)  # beyond any machine of these tests
+    whole = run_diagnosis(engines, ceilings=fast).engines["fp32/onnx"]
     assert whole.flops == sum(one.flops for one in whole.layers)
     assert whole.bytes == sum(one.bytes for one in whole.layers)
     assert whole.profiled_us == pytest.approx(sum(one.time_us for one in whole.layers), abs=0.01)
@@ -179,6 +188,21 @@ def test_what_is_written_adds_up(make_engine: MakeEngine, run_diagnosis: Diagnos
     assert {one.name for one in few.layers} == {"conv0", "conv2"}  # the slowest, in the order they run
     assert few.flops == whole.flops
     assert few.profiled_us > sum(one.time_us for one in few.layers)
+
+
+def test_an_engine_faster_than_its_ceilings_shows_no_share_of_them(
+    make_engine: MakeEngine, run_diagnosis: Diagnose
+) -> None:
+    said = run_diagnosis({"fp32/onnx": make_engine(small())}, ceilings=make_ceilings(gflop_per_s=1e-3))
+    one = said.engines["fp32/onnx"]
+    assert one.roof_us is not None and one.roof_us > one.time_us
+    assert one.share_of_roof is None
+    assert all(layer.share_of_roof is None for layer in one.layers if layer.flops)
+    assert (
+        one.verdict.startswith("compute-bound: ")
+        and "ceilings measured here, which are too low" in one.verdict
+    )
+    assert any("layers were faster than the ceilings measured here" in note for note in said.notes)
 
 
 def test_what_cannot_be_diagnosed_says_why(make_engine: MakeEngine, run_diagnosis: Diagnose) -> None:
@@ -199,3 +223,32 @@ def test_what_cannot_be_diagnosed_says_why(make_engine: MakeEngine, run_diagnosi
     invalid = run_diagnosis({"fp32/onnx": built}, invalid="another process took 40 % of the CPU")
     assert "another process" in invalid.engines["fp32/onnx"].reason
     assert invalid.engines["fp32/onnx"].status == "not diagnosed"
+
+
+def test_an_engine_that_a_runtime_cannot_open_costs_the_others_nothing(
+    make_engine: MakeEngine, run_diagnosis: Diagnose
+) -> None:
+    broken = make_engine(small(), target="eager", identity={"device": "cpu model 1"})
+    engines = {"fp32/onnx": make_engine(small()), "broken/eager": broken}
+    diagnosis = run_diagnosis(engines, time_us={"broken/eager": 10.0})
+    assert diagnosis.engines["fp32/onnx"].status == "diagnosed"
+    one = diagnosis.engines["broken/eager"]
+    assert one.status == "not diagnosed" and one.reason.startswith("ValidationError")
+
+
+def test_of_a_layer_too_short_to_be_timed_nothing_is_claimed(stepped: CeilingsSpec) -> None:
+    judged = Roofs(stepped, threads=2).judge(layer(time_us=0.0), all_weight_bytes=0)
+    assert (judged.bound, judged.share_of_roof, judged.excess_us) == (None, None, 0.0)
+
+
+def test_a_network_faster_than_the_profilers_clock_is_diagnosed_as_a_whole(
+    make_engine: MakeEngine, run_diagnosis: Diagnose
+) -> None:
+    engine = make_engine(Network((1, 2, 2)).head())
+    diagnosis = run_diagnosis({"fp32/onnx": engine}, time_us={"fp32/onnx": 4.6})
+    one = diagnosis.engines["fp32/onnx"]
+    assert one.status == "diagnosed" and one.bound == "overhead"
+    short = [one_layer for one_layer in one.layers if not one_layer.time_us]
+    assert not any(one_layer.bound or one_layer.share_of_roof for one_layer in short)
+    told = any("too short for ONNX Runtime's profile" in note for note in diagnosis.notes)
+    assert told == bool(short)

@@ -232,4 +232,4 @@ def test_an_encrypted_zip_is_refused(tmp_path: Path) -> None:
 @pytest.mark.parametrize("content", [b"", b"PK\x03\x04", b"\x1f\x8b", b"just a text", NOISE])
 def test_what_is_no_archive_is_refused(content: bytes, tmp_path: Path) -> None:
     (tmp_path / "a").write_bytes(content)
-    refused(tmp_path / "a", tmp_path, match="no .tar, .tar.gz or .zip")
+    refused(tmp_path / "a", tmp_path, match="not a .tar, .tar.gz or .zip")

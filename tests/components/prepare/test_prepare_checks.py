@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import subprocess
 import sys
 from collections.abc import Callable
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +104,19 @@ def test_statistics_are_those_of_numpy_over_many_chunks(tmp_path: Path) -> None:
     assert std == pytest.approx((images / 255).std(axis=(0, 1, 2)))
 
 
+def test_statistics_are_exact_to_the_last_digit_whatever_the_cpu(tmp_path: Path) -> None:
+    """Sums of floats depend on the order that a BLAS chooses for this CPU."""
+    images = np.random.default_rng(0).integers(0, 256, (500, 17, 13, 3), dtype=np.uint8)
+    np.save(tmp_path / "images.npy", images)
+    mean, std = channel_statistics(tmp_path / "images.npy")
+    for channel in range(3):
+        levels = images[..., channel].ravel().astype(int).tolist()
+        exact = Fraction(sum(levels), 255 * len(levels))
+        variance = Fraction(sum(level**2 for level in levels), 255**2 * len(levels)) - exact**2
+        assert mean[channel] == float(exact)
+        assert std[channel] == math.sqrt(float(variance))
+
+
 def test_a_disk_without_room_is_noticed_before_anything_is_written() -> None:
     with pytest.raises(OSError, match="No space left"):
         new_images_file(Path("/dev/shm/hpml-no-room.npy"), (2**20, 2**12, 2**12, 3))
@@ -147,10 +162,10 @@ def test_an_image_under_two_labels_is_refused_by_its_rows(
         prepare(source="npz", path=file)
 
 
-def test_only_ten_of_many_rows_are_listed_and_all_are_counted(
+def test_only_the_first_of_many_rows_are_listed_and_all_are_counted(
     poisoned: Callable[..., Path], prepare: Callable[..., Any]
 ) -> None:
-    with pytest.raises(StageFailed, match=r"12 rows: (x_train row \d+ = x_test row \d+,? ){10}and 2 more"):
+    with pytest.raises(StageFailed, match=r"12 rows: (x_train row \d+ = x_test row \d+,? ){3}and 9 more"):
         prepare(source="npz", path=poisoned(copies={70 + row: row for row in range(12)}))
 
 

@@ -162,7 +162,7 @@ def test_a_truncated_file_is_refused(
 ) -> None:
     file = saved(x=digits[0], y=digits[1])
     file.write_bytes(file.read_bytes()[: int(file.stat().st_size * share)])
-    with pytest.raises(StageFailed, match="truncated, corrupt or no"):
+    with pytest.raises(StageFailed, match="truncated, corrupt or not"):
         prepare(source="npz", path=file)
 
 
@@ -213,7 +213,7 @@ def test_an_npy_file_or_a_pickle_is_not_an_npz(tmp_path: Path, prepare: Callable
     np.save(tmp_path / "array.npy", np.zeros(3))
     (tmp_path / "pickle.npz").write_bytes(b"\x80\x04}.")
     for name in ("array.npy", "pickle.npz"):
-        with pytest.raises(StageFailed, match=r"no \.npz file"):
+        with pytest.raises(StageFailed, match=r"not an \.npz file"):
             prepare(source="npz", path=tmp_path / name)
 
 

@@ -113,6 +113,7 @@ def test_a_package_that_no_longer_ships_the_file_is_named_with_its_version() -> 
         (gzip.compress(b"1,2,300\n"), "300"),
         (gzip.compress(b"1,nan,3\n"), "nan"),
     ],
+    ids=["no gzip", "cut short", "columns", "shape", "range", "nan"],  # else of bytes that hold the time
 )
 def test_a_damaged_packaged_file_is_refused(
     content: bytes, reason: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch

@@ -16,7 +16,6 @@ from components.artifacts import Artifact, EngineSpec, InputSpec, Lineage, open_
 from components.goals import Goals
 from components.measurements import EngineFigures, Interval, MeasurementsSpec
 from components.select import stage as select
-from components.tracking import ensure_store
 
 
 def lineage(**parents: str) -> Lineage:
@@ -120,19 +119,12 @@ def choose(tmp_path: Path, run_stage: Callable[..., Artifact[Any]]) -> Callable[
     return make
 
 
-@pytest.fixture(scope="session")
-def empty_store(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    path = tmp_path_factory.mktemp("registry") / "mlflow.db"
-    ensure_store(f"sqlite:///{path}")
-    return path
-
-
 @pytest.fixture
-def registry(empty_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def registry(new_store: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
     """A fresh local registry, named by the environment."""
     place = tmp_path / "registry"
     place.mkdir()
-    shutil.copy(empty_store, place / "mlflow.db")
+    shutil.copy(new_store, place / "mlflow.db")
     uri = f"sqlite:///{place / 'mlflow.db'}"
     monkeypatch.setenv("MLFLOW_TRACKING_URI", uri)
     return uri

@@ -19,6 +19,7 @@ from components.artifacts import Artifact, RegistrationSpec, open_artifact
 from components.errors import ConfigInvalid, ExitCode, StageFailed, Unavailable
 from components.goals import Goals
 from components.register import stage as register
+from components.register.references import references
 from components.register.stage import RegisterConfig
 from components.tracking import client, store_identity
 
@@ -223,6 +224,30 @@ def test_a_registry_that_cannot_be_reached_is_one_line_without_credentials(
     )
     assert "hunter2" not in done.stderr and "someone" not in done.stderr
     assert not (tmp_path / "out").exists()
+
+
+def test_a_damaged_registry_is_named_with_what_to_do(
+    registry: str, choose: Choose, run_stage: RunStage
+) -> None:
+    file = Path(registry.removeprefix("sqlite:///"))
+    content = file.read_bytes()
+    file.write_bytes(content[:4096] + b"\xa5" * (len(content) - 4096))
+    chosen = choose()
+    with pytest.raises(Unavailable, match=r"is damaged: .* -> move .*mlflow.db away"):
+        run_stage(register.run, CONFIG, engine=chosen.engine, measured=chosen.measured)
+
+
+def test_what_versions_refer_to_is_found(registry: str, choose: Choose, register_engine: Any) -> None:
+    chosen, other = choose(), choose(b"other weights", p50=2.0)
+    digests = {register_engine(item).engine_digest for item in (chosen, other)}
+    client(registry).create_registered_model("theirs")
+    client(registry).create_model_version("theirs", source="file:///elsewhere")
+    found = references(registry)
+    assert {version.engine_digest for version in found} == digests
+    assert {version.measurements_digest for version in found} == {
+        chosen.measured.digest,
+        other.measured.digest,
+    }
 
 
 def test_a_deleted_experiment_is_named(registry: str, choose: Choose, run_stage: RunStage) -> None:

@@ -23,10 +23,10 @@ from components.tracking import Outbox, client, drain
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory, empty_store: Path) -> Iterator[str]:
+def server(tmp_path_factory: pytest.TempPathFactory, new_store: Path) -> Iterator[str]:
     """The URI of an MLflow server of our own."""
     place = tmp_path_factory.mktemp("server")
-    shutil.copy(empty_store, place / "mlflow.db")
+    shutil.copy(new_store, place / "mlflow.db")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = free.getsockname()[1]
@@ -59,6 +59,7 @@ def _answers(uri: str) -> bool:
         return False
 
 
+@pytest.mark.slow  # test_register has two at once, too, without a server
 def test_two_runs_register_at_once_over_http(
     server: str, choose: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

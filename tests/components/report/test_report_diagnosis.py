@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 from xml.etree.ElementTree import Element
 
@@ -17,6 +18,8 @@ from components.measurements import (
     Interval,
     LayerFigures,
 )
+from components.page.colours import colour_classes
+from components.page.format import shorten
 from components.page.markup import to_html
 from components.page.roofline import Point, roofline
 from components.report.sections.diagnosis import diagnosis_section
@@ -179,3 +182,111 @@ def test_areas_are_as_the_shares(ceilings: CeilingsSpec) -> None:
 def test_no_chart_of_nothing(ceilings: CeilingsSpec) -> None:
     assert roofline(ceilings, [], threads=2, title="t", width=952) is None
     assert roofline(ceilings, [Point("a", "k1", 1.0, 1.0)], threads=64, title="t", width=952) is None
+
+
+def test_layers_too_short_to_be_timed_have_no_share(diagnosis: DiagnosisSpec, ceilings: CeilingsSpec) -> None:
+    one = diagnosis.engines["int8/onnx"]
+    short = tuple(layer.model_copy(update={"time_us": 0.0}) for layer in one.layers)
+    fast = one.model_copy(update={"layers": short, "profiled_us": 0.0, "time_us": 4.6})
+    spec = diagnosis.model_copy(update={"engines": {**diagnosis.engines, "int8/onnx": fast}})
+    text = text_of(diagnosis_section(spec, ceilings, CLASSES, "int8/onnx"))
+    assert "< 1" in text and "All add up to 0 ms in the profile" in text
+
+
+# Two pairs that all but coincide, and names as long as they come: what stood at wrong dots.
+CROWDED = {
+    "fp32/eager": (12.2, 34.0),
+    "fp32/onnx": (12.1, 80.0),
+    "int8/onnx": (44.0, 220.0),
+    "pruned/onnx": (11.2, 57.0),
+    "pruned-distilled/onnx": (11.2, 56.0),
+    "pruned-distilled-int8/onnx": (38.0, 73.0),
+    "pruned-int8/onnx": (38.5, 71.0),
+    "pruned75-distilled/onnx": (9.5, 40.0),
+    "pruned75-distilled-int8/onnx": (30.0, 50.0),
+}
+
+
+def _number(element: Element, name: str) -> float:
+    return float(element.get(name, ""))
+
+
+def _extent(name: Element) -> tuple[float, float, float, float]:
+    """Left, top, right and bottom of a name's letters."""
+    width = 0.5 * 12 * len(name.text or "")
+    left = _number(name, "x") - {None: 0.0, "middle": width / 2, "end": width}[name.get("text-anchor")]
+    return left, _number(name, "y") - 9, left + width, _number(name, "y") + 2
+
+
+def _gap(dot: Element, extent: tuple[float, float, float, float]) -> float:
+    """Pixels from the edge of a dot to letters; negative where it covers them."""
+    left, top, right, bottom = extent
+    x, y = _number(dot, "cx"), _number(dot, "cy")
+    near_x, near_y = min(max(x, left), right), min(max(y, top), bottom)
+    return math.dist((x, y), (near_x, near_y)) - _number(dot, "r")
+
+
+def _misplaced(chart: Element) -> list[str]:
+    """Names that cover a dot or another name, or that do not tell which dot is theirs."""
+    dots = list(chart.iter("circle"))
+    names = [text for text in chart.iter("text") if text.get("class") == "name"]
+    leaders = [line for line in chart.iter("line") if (line.get("class") or "").startswith("leader")]
+    wrong = []
+    for name in names:
+        extent = _extent(name)
+        own = dots[[name.text in (point, shorten(point, 22)) for point in CROWDED].index(True)]
+        class_ = (own.get("class") or "").partition(" ")[2]
+        gaps = {dot: _gap(dot, extent) for dot in dots}
+        led = any(
+            line.get("class") == f"leader {class_}"
+            and _gap(own, (_number(line, "x1"), _number(line, "y1")) * 2) < 0.2
+            and extent[0] - 12 <= _number(line, "x2") <= extent[2] + 12
+            and extent[1] - 6 <= _number(line, "y2") <= extent[3] + 6
+            for line in leaders
+        )
+        if min(gaps.values()) < 0:
+            wrong.append(f"{name.text} covers a dot")
+        if min(gaps, key=lambda dot: gaps[dot]) is not own and not led:
+            wrong.append(f"{name.text} is nearer to another dot and has no line to its own")
+        for other in names:
+            a, b = extent, _extent(other)
+            if other is not name and a[0] < b[2] and b[0] < a[2] and a[1] < b[3] and b[1] < a[3]:
+                wrong.append(f"{name.text} covers {other.text}")
+    return wrong
+
+
+@pytest.mark.parametrize("width", [350, 466, 952])
+def test_every_name_in_a_crowded_roofline_is_at_its_own_dot(ceilings: CeilingsSpec, width: float) -> None:
+    classes = colour_classes(CROWDED, reference="fp32/eager")
+    points = [Point(name, classes[name], *at) for name, at in CROWDED.items()]
+    chart = roofline(ceilings, points, threads=2, title="t", width=width)
+    assert chart is not None
+    assert len([text for text in chart.iter("text") if text.get("class") == "name"]) == len(points)
+    assert _misplaced(chart) == []
+
+
+def test_of_two_dots_at_one_place_both_are_seen(ceilings: CeilingsSpec) -> None:
+    points = [Point("a/onnx", "k1", 10.0, 50.0), Point("b/onnx", "k2", 10.0, 50.5)]
+    chart = roofline(ceilings, points, threads=2, title="t", width=952)
+    assert chart is not None
+    below, above = (_number(dot, "r") for dot in chart.iter("circle"))
+    assert below >= above + 2
+
+
+@pytest.mark.parametrize("width", [350, 952])
+def test_names_of_roofs_that_all_but_coincide_do_not_cover_each_other(
+    ceilings: CeilingsSpec, width: float
+) -> None:
+    near = ceilings.bandwidths[0].model_copy(update={"level": "L1", "gb_per_s": certain(205.0)})
+    close = ceilings.gemms[1].model_copy(update={"precision": "bf16", "gflop_per_s": certain(405.0)})
+    spec = ceilings.model_copy(
+        update={"bandwidths": (near, *ceilings.bandwidths), "gemms": (*ceilings.gemms, close)}
+    )
+    chart = roofline(spec, [Point("a", "k1", 1.0, 10.0)], threads=2, title="t", width=width)
+    assert chart is not None
+    names = [text for text in chart.iter("text") if text.get("class") == "small name"]
+    starts = [(_number(name, "x"), _number(name, "y")) for name in names if name.get("transform")]
+    assert len(starts) == 3
+    assert math.dist(starts[0], starts[1]) > 12, "beside each other or on two sides"
+    int8, bf16 = (_extent(name) for name in names if re.match("int8|bf16", name.text or ""))
+    assert int8[2] <= bf16[0] or bf16[2] <= int8[0] or int8[3] <= bf16[1] or bf16[3] <= int8[1]

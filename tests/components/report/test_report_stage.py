@@ -8,14 +8,17 @@ import json
 import re
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from components.artifacts import Artifact, ReportSpec, open_artifact, seal_artifact
+from components.contract import Output
 from components.errors import StageFailed
 from components.goals import Goals
 from components.measurements import Conditions, Interval
+from components.page.costs import condition_facts
 from components.report.stage import run
 
 MakeRun = Callable[..., Any]
@@ -259,3 +262,60 @@ def test_measurements_without_samples_are_refused(make_run: MakeRun, write: Any,
     measured = _resealed(made.measured, tmp_path / "broken", {}, samples=False)
     with pytest.raises(StageFailed, match=r"samples\.npz does not hold the samples"):
         write(replace(made, measured=measured))
+
+
+def test_what_cannot_be_drawn_is_left_out_with_a_note(make_run: MakeRun, write: Any) -> None:
+    made = make_run()
+    engines = {
+        name: engine.model_copy(update={"round_spread": None})
+        for name, engine in made.measured.spec.engines.items()
+    }
+    folder = made.measured.path
+    (folder / "manifest.json").unlink()
+    seal_artifact(
+        folder,
+        spec=made.measured.spec.model_copy(update={"engines": engines}),
+        metrics={},
+        lineage=made.measured.manifest.lineage,
+    )
+    page, artifact = write(replace(made, measured=open_artifact(folder, kind="measurements")))
+    assert "This part could not be drawn and is left out: ValueError" in page.text
+    assert "Chosen engine" in page.text and page.count("svg") == 2 * 7
+    assert artifact.spec.title == "pruned+distilled+int8/onnx was chosen"
+
+
+def test_a_run_without_ceilings_and_diagnosis_has_its_report(make_run: MakeRun, tmp_path: Path) -> None:
+    made = make_run()
+    left_out = {
+        "ceilings": "step ceilings failed: killed by SIGKILL",
+        "engines/broken/onnx": "step export-broken failed: it broke",
+    }
+    out = Output(tmp_path / "out", tmp_path, left_out=left_out)
+    out.path.mkdir()
+    inputs = {name: value for name, value in made.inputs.items() if name not in ("ceilings", "diagnosis")}
+    run(Goals(), **inputs, out=out)
+    page = Page((out.path / "report.html").read_text(encoding="utf-8"))
+    _check_self_contained(page)
+    assert "Not measured: step ceilings failed: killed by SIGKILL" in page.text
+    assert "Not measured: the run has no such step" in page.text
+    row = next(row for row in re.findall(r"<tr[^>]*>(.*?)</tr>", page.source) if "broken" in row)
+    assert "not built" in Page(row).text and "step export-broken failed: it broke" in Page(row).text
+    figures = json.loads((out.path / "figures.json").read_text())
+    assert figures["verdicts"]["broken/onnx"]["outcome"] == "not built"
+    assert figures["chosen"] == "pruned+distilled+int8/onnx"
+
+
+def test_a_choice_is_not_compared_with_itself(make_run: MakeRun, write: Any, variants: Any) -> None:
+    two = {name: variants[name] for name in ("fp32/eager", "fp32/onnx")}
+    page, artifact = write(make_run(two))
+    assert artifact.spec.title == "fp32/onnx was chosen"
+    tiles = page.text.partition("The engines")[0]
+    assert "the speed of fp32/eager" in tiles and "the speed of fp32/onnx" not in tiles
+
+
+def test_the_probe_is_told_of_the_slices_that_count() -> None:
+    slow = {"the CPU was slower than at its best": 100}
+    facts = condition_facts(Conditions(slices=300, dropped=100, causes=slow, probe_spread=0.0))
+    assert facts["GEMM probe"] == "in the slices that count at most 0.0 % slower than at its best"
+    assert "100 of 300, dropped and measured again" in facts["disturbed slices"]
+    assert "GEMM probe" not in condition_facts(Conditions(slices=100, dropped=100, causes=slow))

@@ -13,14 +13,13 @@ from hypothesis import strategies as st
 from components.measurements import Interval
 from components.page.colours import colour_classes, colour_of_training
 from components.page.format import bounds, duration, plain, shorten
+from components.page.labels import Box, Mark, place_labels
 from components.page.markup import node, number, to_html
 from components.page.svg import (
-    Box,
     Scale,
     linear_ticks,
     log_ticks,
     padded,
-    place_labels,
     text_width,
     tick_labels,
 )
@@ -71,31 +70,45 @@ points = st.lists(st.tuples(st.floats(60, 330), st.floats(40, 280)), min_size=1,
 
 
 @given(points, st.lists(st.integers(4, 28), min_size=6, max_size=6))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=30, deadline=None)
 def test_labels_of_six_engines_never_overlap_on_a_phone(
     at: list[tuple[float, float]], lengths: list[int]
 ) -> None:
-    texts = ["x" * length for length in lengths[: len(at)]]
+    marks = [Mark(x, y, 5, "x" * length) for (x, y), length in zip(at, lengths, strict=False)]
     room = Box(50, 20, 348, 292)
-    boxes = place_labels(at, texts, [], room)
-    for box, text in zip(boxes, texts, strict=True):
-        assert box.inside(room)
-        assert box.right - box.left == pytest.approx(text_width(text))
-        assert not any(box.left < x < box.right and box.top < y < box.bottom for x, y in at)
+    placed = place_labels(marks, [], room)
+    boxes = [place.box for place in placed if place]
+    for mark, place in zip(marks, placed, strict=True):
+        if place is None:
+            continue
+        assert place.box.inside(room)
+        assert place.box.right - place.box.left == pytest.approx(text_width(mark.name))
+        assert all(other.gap(place.box) > 0 for other in marks)
+        nearest = min(marks, key=lambda other, box=place.box: other.gap(box))
+        assert nearest == mark or place.leader
     assert not any(one.overlaps(other) for one, other in itertools.combinations(boxes, 2))
 
 
 def test_a_label_rather_crosses_no_line() -> None:
-    line = Box(100, 0, 100.1, 95)  # just where the label would stand
-    free = place_labels([(90.0, 100.0)], ["a name"], [], Box(0, 0, 300, 300))[0]
-    moved = place_labels([(90.0, 100.0)], ["a name"], [line], Box(0, 0, 300, 300))[0]
-    assert free.overlaps(line)
-    assert not moved.overlaps(line)
+    mark = Mark(90.0, 100.0, 5, "a name")
+    [free] = place_labels([mark], [], Box(0, 0, 300, 300))
+    assert free
+    through = ((free.box.left + 9, 0.0), (free.box.left + 9, 300.0))
+    [moved] = place_labels([mark], [through], Box(0, 0, 300, 300))
+    assert moved and not moved.box.crossed_by(through)
 
 
-def test_a_label_without_room_is_still_drawn() -> None:
-    boxes = place_labels([(5.0, 5.0)] * 2, ["a long name"] * 2, [], Box(0, 0, 10, 10))
-    assert len(boxes) == 2
+def test_a_label_without_room_is_left_out_rather_than_laid_over_a_point() -> None:
+    marks = [Mark(5.0, 5.0, 5, "a long name")] * 2
+    assert place_labels(marks, [], Box(0, 0, 10, 10)) == [None, None]
+    assert place_labels([Mark(5, 5, 2)], [], Box(0, 0, 10, 10)) == [None]  # it has none
+
+
+def test_a_line_through_a_box_is_told_from_one_beside_it() -> None:
+    box = Box(10, 10, 20, 20)
+    assert box.crossed_by(((0, 0), (30, 30))) and box.crossed_by(((15, 0), (15, 30)))
+    assert not box.crossed_by(((0, 15), (30, 60))) and not box.crossed_by(((0, 0), (30, 0)))
+    assert not box.crossed_by(((0, 0), (9, 9)))
 
 
 class _Reader(html.parser.HTMLParser):

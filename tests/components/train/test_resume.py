@@ -20,6 +20,7 @@ def same(first: Trainer, second: Trainer) -> bool:
     return first.weights == second.weights and first.history == second.history
 
 
+@pytest.mark.slow  # the others kill, too, each once
 def test_twenty_kills_at_random_moments_change_no_bit(trainer: Make) -> None:
     config = TrainConfig(model=SMALL, epochs=16, batch_size=32, ema_decay=0.99, checkpoint_every_s=0.02)
     undisturbed, disturbed = trainer(config), trainer(config)

@@ -20,6 +20,8 @@ from components.artifacts import Artifact, DatasetSpec, open_artifact
 from components.storage import fetch, upload
 from tests.components.conftest import Bucket
 
+pytestmark = pytest.mark.slow  # test_workers and test_node try the parts: workers, and a node of torchrun
+
 CNN = {"architecture": "cnn", "arguments": {"width": 4}}
 TORCHRUN = [sys.executable, "-m", "torch.distributed.run"]
 

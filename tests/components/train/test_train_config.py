@@ -36,7 +36,7 @@ def test_a_bare_name_stands_for_a_model() -> None:
         ({"optimizer": "adam"}, "'sgd', 'adamw' or 'lars'"),
         ({"augment": {"shift": 4}}, "augment.shift"),
         ({"epochs": 0}, "epochs"),
-        ({"batch_size": 60, "accumulate": 7}, "no multiple of accumulate 7"),
+        ({"batch_size": 60, "accumulate": 7}, "not a multiple of accumulate 7"),
         ({"batch_size": 64, "nproc_per_node": 3}, "nodes x nproc_per_node x accumulate = 1 x 3 x 1"),
         ({"batch_size": 64, "nodes": 3}, "nodes x nproc_per_node x accumulate = 3 x 1 x 1"),
         ({"batch_size": 64, "nodes": 4, "min_nodes": 2}, "= 3 x 1 x 1 (min_nodes 2: so many may train)"),

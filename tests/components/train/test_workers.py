@@ -46,6 +46,7 @@ def wait_until_gone(pids: list[int]) -> None:
         time.sleep(0.02)
 
 
+@pytest.mark.slow  # each of its trainings imports torch twice; the quicker ones start two workers, too
 def test_two_workers_stop_and_resume_and_end_where_one_process_ends(trainer: Make) -> None:
     alone = trainer(CONFIG.model_copy(update={"nproc_per_node": 1}))
     together, disturbed = trainer(CONFIG, threads=2), trainer(CONFIG, threads=2)
@@ -77,6 +78,7 @@ def test_two_workers_stop_and_resume_and_end_where_one_process_ends(trainer: Mak
     assert disturbed.history == together.history
 
 
+@pytest.mark.slow  # likewise
 @pytest.mark.parametrize(("before", "after"), [(2, 1), (1, 2)])
 def test_a_training_goes_on_with_another_number_of_workers(trainer: Make, before: int, after: int) -> None:
     """As on a cluster where a node is lost or comes back. One long epoch: it is interrupted in the middle."""
@@ -100,6 +102,7 @@ def test_a_training_goes_on_with_another_number_of_workers(trainer: Make, before
         assert (weights - two[name]).abs().max() < 2e-2 * weights.abs().max(), name
 
 
+@pytest.mark.slow  # they are the same workers under another name
 def test_nodes_on_one_machine_are_its_processes(trainer: Make) -> None:
     same_workers = trainer(CONFIG.model_copy(update={"epochs": 1}), threads=2)
     nodes = CONFIG.model_copy(update={"epochs": 1, "nodes": 2, "nproc_per_node": 1, "min_nodes": 1})

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +18,10 @@ from components.artifacts import Artifact, DatasetSpec, ModelSpec
 from components.contract import Output
 from components.images import load_split, top1_accuracy
 from components.models.vit import vit
+from components.training import learner, loop
 from components.training.config import Augment, Hyperparameters
 from components.training.device import HANDED_OVER
+from components.training.distributed import Group
 from components.training.learner import Learner
 from components.training.loop import evaluate, fit
 from components.training.losses import DistillationLoss
@@ -156,3 +160,40 @@ def test_fewer_images_than_a_batch(
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     fitted(network, digits_data, small_model, tmp_path / "a", Hyperparameters(epochs=1, batch_size=4096))
     assert "the batch is 1437 images instead of 4096" in capsys.readouterr().out
+
+
+class CountingGroup(Group):
+    """Two workers, of which the other one wants and knows nothing; counts what a step would wait for."""
+
+    blocking = asked = 0
+
+    def max(self, values: Sequence[float]) -> list[float]:
+        CountingGroup.blocking += 1
+        return list(values)
+
+    def begin_max(self, values: Sequence[float]) -> Callable[[], list[float]]:
+        CountingGroup.asked += 1
+        return lambda: list(values)
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        return [2 * value for value in values]
+
+    def share(self, tensors: Sequence[torch.Tensor]) -> None:
+        pass
+
+    def share_bytes(self, data: bytes | None) -> bytes | None:
+        return data
+
+
+def test_no_step_waits_for_the_other_workers(
+    digits_data: Data, small_model: Model, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Beside the gradients, which torch's DistributedDataParallel sends while the backward pass goes on."""
+    monkeypatch.setattr(loop, "joined_group", lambda: nullcontext(CountingGroup(rank=0, size=2)))
+    monkeypatch.setattr(learner, "data_parallel", lambda model, *_, **__: model)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    config = Hyperparameters(epochs=2, batch_size=128, accumulate=2, checkpoint_every_s=3600)
+    fitted(network, digits_data, small_model, tmp_path / "a", config)
+    steps = 2 * (1437 // 128)
+    assert CountingGroup.asked == 2 * steps + 2  # for each part, and for each batch of the evaluation
+    assert CountingGroup.blocking == 0

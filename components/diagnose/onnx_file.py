@@ -1,0 +1,64 @@
+"""The diagnosis of a bare ONNX file, in a process of its own: what it runs is the user's model."""
+
+from __future__ import annotations
+
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from components.contract import validate
+from components.diagnose import onnx_profile
+from components.diagnose.examine import above_roof, diagnosis_of, facts_of_file
+from components.diagnose.roofs import Roofs
+from components.diagnose.stage import DiagnoseConfig
+from components.measurements import CeilingsSpec, EngineDiagnosis, EngineFigures
+from components.process import serve
+from components.targets.onnx_session import single_requests
+
+# Remedies that a recipe has otherwise.
+_REMEDIES = {
+    "near-arithmetic-ceiling": "only less arithmetic makes it faster: int8 where it is not yet (hpml "
+    "quantize), or a network with fewer channels",
+    "memory": "move fewer bytes: int8 (hpml quantize), smaller activations, elementwise steps that can be "
+    "fused",
+    "fp32-in-int8": "replace these operations by ones that the runtime has in int8, or exclude fewer nodes",
+    "signed-activations": "use unsigned activations: hpml quantize --activations uint8, from the fp32 model",
+    "idle-threads": "give it one thread, and run one such session on each core",
+}
+
+
+def diagnose(
+    name: str, file: str, inputs: str, figures: dict[str, Any], ceilings: dict[str, Any], threads: int
+) -> dict[str, Any]:
+    """Profile `file` and judge it under `ceilings`.
+
+    inputs: an .npz file of its inputs by name. figures, ceilings: an `EngineFigures` with its latency, and a
+    `CeilingsSpec`. Answers an `EngineDiagnosis` and notes on it.
+    """
+    config = DiagnoseConfig()
+    with np.load(inputs, allow_pickle=False) as arrays:
+        cycled = single_requests({key: arrays[key] for key in arrays.files})
+    with tempfile.TemporaryDirectory(dir=Path(inputs).parent) as scratch:
+        profile = onnx_profile.profile(
+            Path(file), cycled, threads=threads, config=config, scratch=Path(scratch)
+        )
+    roofs = Roofs(validate(CeilingsSpec, ceilings, where="the ceilings"), threads=threads)
+    measured: EngineFigures = validate(EngineFigures, figures, where="the figures")
+    facts = facts_of_file(name, measured, profile, roofs, threads)
+    found = diagnosis_of(facts, layers=config.layers)
+    notes = [*roofs.notes(), *profile.notes, *above_roof(facts)]
+    return {"diagnosis": _with_remedies_of_files(found).model_dump(mode="json"), "notes": notes}
+
+
+def _with_remedies_of_files(found: EngineDiagnosis) -> EngineDiagnosis:
+    findings = tuple(
+        finding.model_copy(update={"remedy": _REMEDIES.get(finding.rule, finding.remedy)})
+        for finding in found.findings
+    )
+    return found.model_copy(update={"findings": findings})
+
+
+if __name__ == "__main__":
+    serve({"diagnose": diagnose})

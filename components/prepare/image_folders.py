@@ -1,0 +1,161 @@
+"""What lies in a folder of images: its classes, its splits, its files, and what is left out."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from components import regular_files
+from components.errors import StageFailed
+from components.prepare.checks import refuse
+
+SPLIT_NAMES = {"train", "test"}
+LOOKS_LIKE_A_SPLIT = SPLIT_NAMES | {"val", "validation"}
+
+# A file with one of these suffixes is meant to be an image: if it cannot be read, that is an error.
+_IMAGE_SUFFIXES = {
+    *(".png", ".jpg", ".jpeg", ".jpe", ".jfif", ".apng", ".gif", ".bmp", ".webp", ".tif", ".tiff", ".heic"),
+    *(".heif", ".avif", ".jp2", ".jxl", ".ppm", ".pgm", ".pbm", ".ico", ".tga", ".dng", ".raw", ".svg"),
+}
+_IMAGE_BEGINNINGS = (b"\x89PNG", b"\xff\xd8\xff")
+_LITTER = {"thumbs.db", "desktop.ini", "__macosx"}  # of Windows and macOS, beside names that begin with a dot
+
+
+@dataclass(frozen=True)
+class LabelledFile:
+    """An image file, its path below the root, and the number of its class."""
+
+    path: Path
+    name: str
+    label: int
+
+
+@dataclass(frozen=True)
+class ImageFolder:
+    """The class names; the files of `train` and, if the folder has its own split, of `test`.
+
+    left_out: the names, below the root, of what lies in it and is meant to be no image.
+    """
+
+    class_names: tuple[str, ...]
+    splits: dict[str, list[LabelledFile]]
+    left_out: tuple[str, ...]
+
+
+def is_litter(name: str) -> bool:
+    """Whether a system, rather than a user, put the file or folder `name` there."""
+    last = name.rstrip("/").rpartition("/")[2]
+    return last.startswith(".") or last.lower() in _LITTER
+
+
+def images_among(folder: Path) -> list[Path]:
+    """The folders, and the files that are meant to be images, in `folder`, sorted."""
+    return sorted(
+        path
+        for path in folder.iterdir()
+        if not is_litter(path.name) and (path.is_dir() or _is_meant_as_image(path))
+    )
+
+
+def list_images(root: Path) -> ImageFolder:
+    """What lies in `root`, or in the one folder that holds the rest, in the order of class and name.
+
+    Raises StageFailed where a folder, or an image, lies where none should be.
+    """
+    return _Listing(root).read()
+
+
+class _Listing:
+    def __init__(self, root: Path) -> None:
+        self._root = root
+        self._left_out: list[str] = []
+
+    def read(self) -> ImageFolder:
+        top, folders = self._unwrapped()
+        if not LOOKS_LIKE_A_SPLIT & set(folders):
+            splits = {"train": self._files(top, folders)}
+            return ImageFolder(tuple(folders), splits, tuple(self._left_out))
+        if set(folders) != SPLIT_NAMES:
+            raise StageFailed(
+                f"{top} has the folders {', '.join(folders)}",
+                why="allowed are a folder per class, or train and test with a folder per class in each",
+                fix="move what belongs together into train and test",
+            )
+        class_names = self._folders(top / "train")
+        unknown = sorted(set(self._folders(top / "test")) - set(class_names))
+        if unknown:
+            refuse(
+                "test has classes that train has not",
+                unknown,
+                fix="add them to train or remove them",
+                unit="class",
+            )
+        splits = {name: self._files(top / name, class_names) for name in ("train", "test")}
+        return ImageFolder(tuple(class_names), splits, tuple(self._left_out))
+
+    def _unwrapped(self) -> tuple[Path, list[str]]:
+        """The folder that holds the classes: an archive often holds one folder that holds the rest."""
+        top, folders = self._root, self._folders(self._root)
+        while len(folders) == 1:  # one class alone would be of no use
+            top = top / folders[0]
+            entries = self._entries(top)
+            folders = self._folders_among(top, entries)
+        return top, folders
+
+    def _folders(self, folder: Path) -> list[str]:
+        return self._folders_among(folder, self._entries(folder))
+
+    def _folders_among(self, folder: Path, entries: list[Path]) -> list[str]:
+        """The names of the folders among `entries`; no image may lie beside them."""
+        strays = [path.name for path in entries if not path.is_dir()]
+        if strays:
+            refuse(
+                f"{folder} holds files beside its folders",
+                strays,
+                fix="put each image into the folder of its class",
+                unit="file",
+            )
+        return [path.name for path in entries]
+
+    def _files(self, split: Path, class_names: Sequence[str]) -> list[LabelledFile]:
+        """The files of every class of a split, in the order of class and name."""
+        files = [
+            LabelledFile(path, self._name(path), label)
+            for label, class_name in enumerate(class_names)
+            if (split / class_name).is_dir()
+            for path in self._entries(split / class_name)
+        ]
+        folders = [file.name for file in files if file.path.is_dir()]
+        if folders:
+            refuse(
+                "a class's folder holds folders",
+                folders,
+                fix="put the images into the class's folder",
+                unit="folder",
+            )
+        special = [(file.name, regular_files.problem(file.path)) for file in files]
+        unreadable = [f"{name} ({why})" for name, why in special if why]
+        if unreadable:
+            refuse("images cannot be read", unreadable, fix="replace or remove them", unit="file")
+        return files
+
+    def _entries(self, folder: Path) -> list[Path]:
+        """The folders and images in `folder`, sorted; what is left out is noted."""
+        kept = images_among(folder)
+        for path in sorted({*folder.iterdir()} - {*kept}):
+            self._left_out.append(f"{self._name(path)}/" if path.is_dir() else self._name(path))
+        return kept
+
+    def _name(self, path: Path) -> str:
+        return path.relative_to(self._root).as_posix()
+
+
+def _is_meant_as_image(path: Path) -> bool:
+    """By its suffix, or by its first bytes."""
+    if path.suffix.lower() in _IMAGE_SUFFIXES:
+        return True
+    if regular_files.problem(path):
+        return False
+    with path.open("rb") as file:
+        return file.read(4).startswith(_IMAGE_BEGINNINGS)

@@ -1,0 +1,71 @@
+"""`hpml diagnose FILE.onnx`: why a bare ONNX file is not faster, measured here and now."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from components.benchmark.subjects import OnnxSubject
+from components.benchmark.subjects.tensors import Signature, write_arrays
+from components.errors import ConfigInvalid
+from components.measurements import CeilingsSpec, DiagnosisSpec, EngineDiagnosis, EngineFigures
+from pipelines import bench, bench_machine
+from pipelines.bench import Wishes
+from pipelines.measurable import Hints, measurable
+from pipelines.place import Watcher
+
+_WORKER = "components.diagnose.onnx_file"
+_REQUESTS = 32  # distinct ones that the profile cycles through
+
+
+def diagnose(
+    home: Path, file: Path, sizes: Mapping[str, int], wishes: Wishes, watcher: Watcher, *, limit_s: float
+) -> tuple[DiagnosisSpec, CeilingsSpec]:
+    """Measure the file and the machine, profile its layers, and judge them.
+
+    The ceilings of the machine are taken from the workspace where they are known. limit_s: for the profile;
+    then its process is ended. Raises GateFailed if the machine is too busy to measure, and what `bench` does.
+    """
+    name = str(file)
+    found = measurable(name, Hints(home, sizes=sizes))
+    if not isinstance(found.subject, OnnxSubject):
+        raise ConfigInvalid(f"{file} is not an ONNX file")
+    record, _ = bench.measure(home, {name: found}, wishes, command=("diagnose", name), folder=None)
+    bench.refuse_invalid(record)
+    machine = bench_machine.measure(home.resolve(), watcher, force=False)
+    ceilings = bench_machine.found(home.resolve(), machine).spec
+    measured = record.measurements
+    one, notes = _in_a_process(
+        found.subject, found.signature, measured.engines[name], ceilings, measured.threads, limit_s
+    )
+    warnings = (note.rstrip(".") for note in record.notes)
+    return DiagnosisSpec(threads=measured.threads, engines={name: one}, notes=(*notes, *warnings)), ceilings
+
+
+def _in_a_process(
+    subject: OnnxSubject,
+    signature: Signature,
+    figures: EngineFigures,
+    ceilings: CeilingsSpec,
+    threads: int,
+    limit_s: float,
+) -> tuple[EngineDiagnosis, list[str]]:
+    """The model is somebody's: it gets a process that can be ended and has a memory limit."""
+    from components.benchmark.engine_process import EngineProcess
+
+    with tempfile.TemporaryDirectory(prefix="hpml-diagnose-") as folder:
+        inputs, log = Path(folder) / "inputs.npz", Path(folder) / "process.log"
+        write_arrays(inputs, {tensor.name: tensor.draw(_REQUESTS, seed=0) for tensor in signature.inputs})
+        with EngineProcess(str(subject.file), log, reply_limit_s=limit_s, worker=_WORKER) as process:
+            told = process.ask(
+                "diagnose",
+                "being profiled",
+                name=str(subject.file),
+                file=str(subject.file),
+                inputs=str(inputs),
+                figures=figures.model_dump(mode="json"),
+                ceilings=ceilings.model_dump(mode="json"),
+                threads=threads,
+            )
+    return EngineDiagnosis.model_validate(told["diagnosis"]), told["notes"]

@@ -1,0 +1,99 @@
+"""Outputs of engines side by side: what differs, what is no number, what cannot be compared."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from components.benchmark import outputs
+from components.benchmark.subjects import OnnxSubject, ServerSubject, TorchSubject
+from components.benchmark.subjects.tensors import parse_input
+from components.page.bench import output_rows, outputs_in_words
+from tests.small_subjects import MODEL_OF_THE_USER, inference_server, write_image_model, write_text_model
+
+
+def answers(*arrays: Any, name: str = "logits") -> outputs.Answers:
+    return [{name: np.asarray(array)} for array in arrays]
+
+
+def test_differences_are_the_largest_over_all_requests() -> None:
+    expected = answers([[1.0, -4.0]], [[0.0, 2.0]])
+    found = outputs.compare(answers([[1.0, -4.5]], [[3.0, 2.0]]), expected)
+    [one] = found.outputs
+    assert (found.requests, one.numbers, one.nan, one.reason) == (2, 4, 0, "")
+    assert one.max_abs_difference == 3.0 and one.max_rel_difference == 0.75 and one.top1_agreement == 0.5
+
+
+def test_what_is_not_finite_is_counted_and_the_rest_is_compared() -> None:
+    expected = answers([[1.0, 2.0, 3.0]])
+    [one] = outputs.compare(answers([[np.nan, -np.inf, 3.5]]), expected).outputs
+    assert (one.nan, one.infinite, one.max_abs_difference, one.top1_agreement) == (1, 1, 0.5, 0.0)
+    [of_reference] = outputs.compare(
+        answers([[np.nan, 1.0]]), answers([[np.nan, 1.0]]), is_reference=True
+    ).outputs
+    assert of_reference.nan == 1 and of_reference.max_abs_difference is None
+
+
+def test_numbers_at_the_end_of_their_range_are_compared() -> None:
+    huge = np.finfo(np.float64).max
+    [one] = outputs.compare(answers([[huge, 1.0]]), answers([[-huge, 1.0]])).outputs
+    assert one.max_abs_difference == huge
+
+
+@pytest.mark.parametrize(
+    ("own", "expected", "why"),
+    [
+        (answers([[1.0, 2.0]]), answers([[1.0, 2.0, 3.0]]), r"shape is \(1, 2\), the reference's \(1, 3\)"),
+        ([{"labels": None}], answers([[1.0]], name="labels"), "no array of numbers"),
+        ([], answers([[1.0]]), "no arrays of numbers"),
+    ],
+)
+def test_what_cannot_be_compared_is_said(own: Any, expected: Any, why: str) -> None:
+    found = {"b": outputs.compare(own, expected)}
+    with pytest.raises(AssertionError, match=why):
+        raise AssertionError(outputs_in_words(found, "a"))
+
+
+def test_outputs_go_by_name_and_those_of_other_names_by_place() -> None:
+    own = [{"scores": np.ones((1, 2)), "boxes": np.zeros((1, 4))}]
+    expected = [{"boxes": np.zeros((1, 4)), "logits": np.ones((1, 2))}]
+    rows = output_rows({"a": outputs.compare(expected, expected), "b": outputs.compare(own, expected)}, "a")
+    assert [(row["output"], row["max difference"]) for row in rows] == [
+        ("scores (logits)", "0"),
+        ("boxes", "0"),
+    ]
+    [extra, lacking] = (
+        outputs.compare([{"boxes": np.zeros(1), "more": np.zeros(1)}], answers([1.0], name="boxes")).outputs[
+            1:
+        ]
+        + outputs.compare(
+            answers([1.0], name="boxes"), [{"boxes": np.zeros(1), "more": np.zeros(1)}]
+        ).outputs[1:]
+    )
+    assert "no such output, it has boxes" in extra.reason and "only the reference" in lacking.reason
+
+
+def written(subject: Any, tmp_path: Path, sizes: dict[str, int] | None = None) -> outputs.Answers:
+    """What a subject answers, by way of the file."""
+    subject = subject.model_copy(update={"inputs": subject.signature(sizes or {}).inputs})
+    arrays = {tensor.array: tensor.draw(3, seed=0) for tensor in subject.inputs}
+    opened = subject.open(threads=1)
+    told = outputs.write(opened.outputs, arrays, tmp_path / "o.npz", requests=64, seconds=60)
+    return outputs._read(tmp_path / "o.npz", told["names"])
+
+
+def test_each_kind_of_subject_tells_its_outputs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    logits = written(OnnxSubject(file=write_image_model(tmp_path / "m.onnx")), tmp_path)
+    assert [answer["logits"].shape for answer in logits] == [(1, 5)] * 3
+    [pooled, *_] = written(OnnxSubject(file=write_text_model(tmp_path / "t.onnx")), tmp_path, {"seq": 7})
+    assert pooled["pooled"].shape == (1, 8)
+    with inference_server(extensions=("binary_tensor_data",)) as server:
+        sums = written(ServerSubject(url=server.url, model="sum"), tmp_path)
+    assert len(sums) == 3 and sums[0]["sum"].dtype == np.float32
+    (tmp_path / "nets_with_outputs.py").write_text(MODEL_OF_THE_USER)
+    monkeypatch.syspath_prepend(tmp_path)
+    subject = TorchSubject(path="nets_with_outputs:small", inputs=(parse_input("3x4x4", 0),))
+    assert written(subject, tmp_path)[0]["output"].shape == (1, 5)

@@ -1,0 +1,153 @@
+"""Versions of a model side by side in a model repository of Triton."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from components.artifacts import Artifact, BundleSpec, open_artifact, seal_artifact
+from components.deploy import stage as deploy
+from components.deploy.stage import DeployConfig
+from components.deploy.triton_repository import Refused, place
+from tests.components.deploy.conftest import perform
+
+
+@pytest.fixture(scope="module")
+def second(deployable: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of version 2 in the registry."""
+    folder = tmp_path_factory.mktemp("second")
+    (folder / "version").mkdir()
+    spec = deployable.version.spec.model_copy(update={"version": 2})
+    seal_artifact(folder / "version", spec=spec, metrics={}, lineage=deployable.version.manifest.lineage)
+    version = open_artifact(folder / "version", kind="registration")
+    config = DeployConfig(serve_versions="latest")
+    return perform(folder / "bundle", deploy.run, config, engine=deployable.engine, version=version).path
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    (tmp_path / "models").mkdir()
+    return tmp_path / "models"
+
+
+def contents(folder: Path) -> set[str]:
+    return {file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file()}
+
+
+BOTH = {"digits/config.pbtxt", "digits/1/model.onnx", "digits/2/model.onnx"}
+
+
+def test_the_version_is_that_of_the_registry(second: Path) -> None:
+    told = json.loads((second / "bundle.json").read_text())
+    assert told["file"] == "model_repository/digits/2/model.onnx"
+    assert contents(second / "model_repository") == {"digits/config.pbtxt", "digits/2/model.onnx"}
+    readme = (second / "README.md").read_text()
+    assert "It becomes version 2 there" in readme and "serves the highest version" in readme
+    assert (
+        "version_policy: { latest { num_versions: 1 } }"
+        in (second / "model_repository/digits/config.pbtxt").read_text()
+    )
+
+
+def test_two_versions_stand_side_by_side(bundle: Path, second: Path, repository: Path) -> None:
+    """By the bundle's own script, in a Python that has nothing else."""
+    for folder in (bundle, second):
+        command = [sys.executable, "-I", "-S", "-B", str(folder / "triton_repository.py"), str(repository)]
+        done = subprocess.run(command, capture_output=True, text=True)
+        assert (done.returncode, done.stderr) == (0, "") and done.stdout.startswith("placed ")
+    assert contents(repository) == BOTH
+    assert {path.name for path in (repository / "digits").iterdir()} == {"1", "2", "config.pbtxt"}
+    config = (repository / "digits/config.pbtxt").read_text()
+    assert "version_policy: { all { } }" in config  # of the first: nothing that is there is replaced
+    assert place(second, repository).endswith("is there already, the same")
+
+
+def test_another_model_under_the_same_version_is_refused(bundle: Path, repository: Path) -> None:
+    place(bundle, repository)
+    (repository / "digits/1/model.onnx").write_bytes(b"another")
+    with pytest.raises(Refused, match=r"digits/1 is there with other content: .* --as-version 2"):
+        place(bundle, repository)
+    assert (repository / "digits/1/model.onnx").read_bytes() == b"another"
+    place(bundle, repository, 2)
+    assert contents(repository) == BOTH
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "named"),
+    [
+        ("dims: [ 1, 8, 8 ]", "dims: [ 3, 8, 8 ]", "input"),
+        ("dims: [ 10 ]", "dims: [ 11 ]", "output"),
+        ("onnxruntime_onnx", "tensorrt_plan", "platform"),
+        ("KIND_CPU", "KIND_GPU", "kind"),
+        ("max_batch_size: 64", "max_batch_size: 8", "max_batch_size"),
+    ],
+)
+def test_one_configuration_cannot_hold_for_versions_that_differ(
+    bundle: Path, second: Path, repository: Path, old: str, new: str, named: str
+) -> None:
+    place(bundle, repository)
+    config = repository / "digits/config.pbtxt"
+    config.write_text(config.read_text().replace(old, new))
+    with pytest.raises(Refused, match=rf"its {named} is not that of this bundle .*registry\.model_name"):
+        place(second, repository)
+    assert contents(repository) == BOTH - {"digits/2/model.onnx"}
+
+
+def test_what_a_user_tuned_in_the_configuration_stays(bundle: Path, second: Path, repository: Path) -> None:
+    place(bundle, repository)
+    config = repository / "digits/config.pbtxt"
+    tuned = config.read_text().replace("count: 1", "count: 4").replace("version_policy: { all { } }", "")
+    config.write_text(tuned)
+    assert "has no version_policy, so Triton serves the highest version only" in place(second, repository)
+    assert config.read_text() == tuned
+
+
+def claim_a_name_outside(bundle: Path) -> None:
+    told = json.loads((bundle / "bundle.json").read_text())
+    (bundle / "bundle.json").write_text(json.dumps(told | {"model_name": "../elsewhere"}))
+
+
+def change_the_engine(bundle: Path) -> None:
+    with (bundle / "model_repository/digits/1/model.onnx").open("ab") as file:
+        file.write(b"!")
+
+
+@pytest.mark.parametrize(
+    ("change", "complaint"),
+    [
+        (claim_a_name_outside, "cannot be the name of a folder"),
+        (change_the_engine, "a file in .* was changed"),
+    ],
+)
+def test_a_changed_bundle_leaves_no_trace(
+    bundle: Path, repository: Path, change: Callable[[Path], None], complaint: str
+) -> None:
+    change(bundle)
+    with pytest.raises(Refused, match=complaint):
+        place(bundle, repository)
+    assert not list(repository.iterdir())
+
+
+def test_a_repository_that_is_not_there_is_named(deployed: Artifact[BundleSpec], tmp_path: Path) -> None:
+    with pytest.raises(Refused, match="nowhere is no folder"):
+        place(deployed.path, tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    "arguments", [[], ["a", "b"], ["a", "--as-version", "0"], ["a", "--as-version", "x"]]
+)
+def test_wrong_arguments_are_a_usage_error(
+    arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from components.deploy import triton_repository
+
+    monkeypatch.setattr(sys, "argv", ["triton_repository.py", *arguments])
+    with pytest.raises(SystemExit, match="2"):
+        triton_repository.main()
+    assert capsys.readouterr().err.startswith("usage: ")

@@ -1,0 +1,159 @@
+"""`hpml diagnose FILE.onnx`: a verdict and layers of a bare file, in every form of output."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from components.benchmark.subjects import OnnxSubject
+from components.diagnose.onnx_file import diagnose
+from components.errors import StageFailed
+from components.measurements import (
+    BandwidthPoint,
+    CeilingsSpec,
+    DiagnosisSpec,
+    EngineDiagnosis,
+    EngineFigures,
+    GemmPoint,
+    Interval,
+    Throughput,
+)
+from pipelines import diagnose as diagnosis
+from pipelines import diagnose_file
+from pipelines.__main__ import main
+from pipelines.measurable import Hints, measurable
+from tests.small_subjects import write_endless, write_image_model, write_text_model
+
+
+def sure(value: float) -> Interval:
+    return Interval(value=value, low=value, high=value)
+
+
+CEILINGS = CeilingsSpec(
+    hardware={},
+    bandwidths=tuple(
+        BandwidthPoint(
+            device="cpu", kernel="triad", threads=1, working_set_bytes=size, level=level, gb_per_s=sure(10.0)
+        )
+        for level, size in (("L1", 32_000), ("DRAM", 256_000_000))
+    ),
+    gemms=(
+        GemmPoint(
+            device="cpu",
+            precision="fp32",
+            library="onnxruntime (MLAS)",
+            threads=1,
+            size=512,
+            gflop_per_s=sure(50.0),
+        ),
+    ),
+)
+
+
+def figures(**fields: Any) -> EngineFigures:
+    """Of a request that takes a millisecond, and is better used at batch 32."""
+    rates = ((1, 1000.0), (32, 9000.0))
+    return EngineFigures(
+        status="measured",
+        target="onnx",
+        precision="fp32",
+        methods=(),
+        size_bytes=1,
+        parameters=1,
+        macs=0,
+        latency_ms_p50=sure(1.0),
+        throughput=tuple(Throughput(batch=batch, images_per_s=sure(rate)) for batch, rate in rates),
+        **fields,
+    )
+
+
+def told_of(file: Path, tmp_path: Path, **sizes: int) -> tuple[EngineDiagnosis, list[str]]:
+    found = measurable(str(file), Hints(tmp_path, sizes=sizes))
+    assert isinstance(found.subject, OnnxSubject)
+    return diagnose_file._in_a_process(found.subject, found.signature, figures(), CEILINGS, 1, 120)
+
+
+@pytest.fixture(scope="module")
+def diagnosed(tmp_path_factory: pytest.TempPathFactory) -> DiagnosisSpec:
+    place = tmp_path_factory.mktemp("diagnosed")
+    one, notes = told_of(write_image_model(place / "m.onnx", size=64), place)
+    return DiagnosisSpec(threads=1, engines={"m.onnx": one}, notes=tuple(notes))
+
+
+def test_the_layers_of_a_bare_file_under_the_ceilings(diagnosed: DiagnosisSpec) -> None:
+    one = diagnosed.engines["m.onnx"]
+    assert one.status == "diagnosed" and one.time_us == 1000 and one.roof_us
+    product = next(layer for layer in one.layers if layer.flops)
+    assert product.flops == 2 * 3 * 64 * 64 * 5 and product.bytes > 4 * 3 * 64 * 64 * 5
+    assert one.bound == "overhead" and "in 1 ms" in one.verdict
+    assert any(finding.rule == "small-batch" for finding in one.findings)
+    assert any("int8" in note for note in diagnosed.notes)  # has no ceiling here, which is said
+
+
+def test_a_file_with_several_inputs_of_other_types(tmp_path: Path) -> None:
+    file = write_text_model(tmp_path / "t.onnx")
+    arrays = {"ids": np.ones((4, 7), np.int64), "mask": np.ones((4, 7), np.float32)}
+    np.savez(tmp_path / "inputs.npz", **arrays)  # type: ignore[arg-type]
+    told = diagnose(
+        "t.onnx",
+        str(file),
+        str(tmp_path / "inputs.npz"),
+        figures().model_dump(mode="json"),
+        CEILINGS.model_dump(mode="json"),
+        1,
+    )
+    ops = {layer["op"] for layer in told["diagnosis"]["layers"]}
+    assert "Gather" in ops or "ReduceMean" in ops
+
+
+def test_a_file_that_never_answers_is_ended(tmp_path: Path) -> None:
+    found = measurable(str(write_endless(tmp_path / "endless.onnx")), Hints(tmp_path))
+    assert isinstance(found.subject, OnnxSubject)
+    with pytest.raises(
+        StageFailed,
+        match=r"endless.onnx' failed while being profiled: it did not answer within its limit of 4 s",
+    ):
+        diagnose_file._in_a_process(found.subject, found.signature, figures(), CEILINGS, 1, 4)
+
+
+def test_remedies_are_those_of_a_file() -> None:
+    from components.diagnose import onnx_file
+    from components.diagnose.rules import RULES
+
+    assert set(onnx_file._REMEDIES) <= {rule.name for rule in RULES}
+    assert not any("benchmark.threads" in remedy for remedy in onnx_file._REMEDIES.values())
+
+
+@pytest.mark.parametrize("output", ["table", "json", "markdown", "html"])
+def test_every_form_of_output(
+    diagnosed: DiagnosisSpec, output: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(diagnose_file, "diagnose", lambda *_, **__: (diagnosed, CEILINGS))
+    main(["diagnose", "m.onnx", "-o", output])
+    printed = capsys.readouterr().out
+    one = diagnosed.engines["m.onnx"]
+    if output == "json":
+        assert EngineDiagnosis.model_validate(json.loads(printed)) == one
+    elif output == "html":
+        assert printed.startswith("<!DOCTYPE html>") and "<script" not in printed and "MatMul" in printed
+    else:
+        assert "MatMul" in printed and "larger batches" in " ".join(printed.split())
+        assert ("| slowest layers |" in printed) == (output == "markdown")
+
+
+def test_names_steer_no_markdown(diagnosed: DiagnosisSpec, capsys: pytest.CaptureFixture[str]) -> None:
+    hostile = {"[x](http://evil)|<img>\n# y": diagnosed.engines["m.onnx"]}
+    spec = diagnosed.model_copy(update={"engines": hostile})
+    diagnosis.show_document("it", spec, CEILINGS, "", "markdown")
+    head = capsys.readouterr().out.splitlines()[0]
+    assert head == r"## \[x\](http://evil)\|\<img\> \# y"
+
+
+def test_a_file_has_no_variants(tmp_path: Path) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(["diagnose", str(tmp_path / "m.onnx"), "int8/onnx"])
+    assert caught.value.code == 2

@@ -1,0 +1,140 @@
+"""What a step depends on: code found by every kind of import, the user's networks, threads and kernels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from pipelines import provenance, recipe
+from pipelines.graph import graph
+from pipelines.plan import Plan, trace
+from pipelines.provenance import Material, Surroundings, code_of, material_of
+
+RECIPE = {"data": "digits", "train": {"model": {"architecture": "mynets.net:net"}}}
+
+
+def write(folder: Path, files: Mapping[str, str]) -> tuple[str, ...]:
+    for name, text in files.items():
+        (folder / name).parent.mkdir(parents=True, exist_ok=True)
+        (folder / name).write_text(text)
+    return (str(folder),)
+
+
+@pytest.mark.parametrize(
+    ("files", "found"),
+    [
+        ({"mynets/net.py": "from .blocks import Block", "mynets/blocks.py": ""}, "mynets.blocks"),
+        ({"mynets/net.py": "from . import blocks", "mynets/blocks.py": ""}, "mynets.blocks"),
+        ({"mynets/net.py": "from ..nets2 import blocks", "nets2/blocks.py": ""}, ""),  # leads out: no import
+        ({"mynets/net.py": "from .deep.er import Block", "mynets/deep/er.py": ""}, "mynets.deep.er"),
+        ({"mynets/net.py": "from .deep import er", "mynets/deep/er.py": ""}, "mynets.deep.er"),
+        (
+            {
+                "mynets/__init__.py": "from .parts import *",
+                "mynets/net.py": "",
+                "mynets/parts/__init__.py": "from .conv import Conv",
+                "mynets/parts/conv.py": "from ..blocks import Block",
+                "mynets/blocks.py": "",
+            },
+            "mynets.blocks",
+        ),
+        ({"mynets/net.py": "def net():\n    from . import blocks", "mynets/blocks.py": ""}, "mynets.blocks"),
+        (
+            {"mynets/net.py": "import importlib\nimportlib.import_module('.blocks', __package__)",
+             "mynets/blocks.py": ""},
+            "mynets.blocks",
+        ),
+        ({"mynets/net.py": "ROWS = ['mynets.blocks:Block']", "mynets/blocks.py": ""}, "mynets.blocks"),
+    ],
+)  # fmt: skip
+def test_every_kind_of_import_is_followed(tmp_path: Path, files: dict[str, str], found: str) -> None:
+    code = code_of("mynets.net", write(tmp_path, files))
+    others = set(code.modules) - {"mynets", "mynets.net", "mynets.parts", "mynets.parts.conv"}
+    assert others == ({found} if found else set())
+
+
+def test_libraries_beside_us_are_told_by_their_version_and_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As in site-packages."""
+    ours = {"components/__init__.py": "", "components/train.py": "import torch"}
+    write(tmp_path, {**ours, "torch/__init__.py": "from . import nn", "torch/nn.py": ""})
+    monkeypatch.setattr(provenance, "_ROOT", tmp_path)
+    code = code_of.__wrapped__("components.train")
+    assert set(code.modules) == {"components", "components.train"}
+    assert code.libraries == {"torch": "torch"}
+
+
+# ------------------------------------------------------------------------------------------------------- keys
+
+
+def plan() -> Plan:
+    return trace(graph, recipe.Recipe.model_validate(RECIPE))
+
+
+def materials(
+    folder: Path, files: Mapping[str, str], *, threads: int = 2, kernels: Mapping[str, str] | None = None
+) -> dict[str, Material]:
+    """Of every step, as if all inputs had the same content."""
+    paths, steps = write(folder, files), plan()
+    surroundings = Surroundings(
+        "3.12",
+        {"cpu": "x", "cpu_flags": "avx2", "cpus": "2", "gpus": ""},
+        lambda name: "1.0" if name == "timm" else "",
+        kernels=kernels or {},
+    )
+    return {
+        name: material_of(
+            node,
+            {},
+            ancestors=steps.needed_for(name).nodes.values(),
+            import_paths=paths,
+            registry="",
+            surroundings=surroundings,
+            threads=threads,
+        )
+        for name, node in steps.nodes.items()
+    }
+
+
+def changed(before: Mapping[str, Material], after: Mapping[str, Material]) -> set[str]:
+    stages = {name: node.stage for name, node in plan().nodes.items()}
+    return {stages[name] for name in before if before[name].key != after[name].key}
+
+
+def test_an_edit_of_the_users_network_reaches_every_step_that_builds_it(tmp_path: Path) -> None:
+    files = {"mynets/net.py": "from .blocks import Block", "mynets/blocks.py": "Block = 1"}
+    before = materials(tmp_path / "a", files)
+    after = materials(tmp_path / "b", {**files, "mynets/blocks.py": "Block = 2"})
+    built = changed(before, after)
+    assert {"train", "compress", "export", "benchmark", "diagnose"} <= built
+    assert not built & {"prepare", "ceilings", "report", "select", "register"}
+    reasons = provenance.explain(after["compress-quantize"], before["compress-quantize"])
+    assert [reason.partition(" changed")[0] for reason in reasons] == ["your code: mynets.blocks"]
+
+
+def test_what_the_users_network_imports_is_part_of_the_key(tmp_path: Path) -> None:
+    found: dict[str, Any] = dict(materials(tmp_path, {"mynets/net.py": "import timm"})["train"].fields)
+    assert found["libraries"]["timm"] == "1.0"
+
+
+def test_the_same_place_makes_the_same_keys(tmp_path: Path) -> None:
+    assert not changed(materials(tmp_path, {}), materials(tmp_path, {}))
+
+
+def test_threads_are_named_where_the_last_digit_depends_on_them(tmp_path: Path) -> None:
+    before, after = materials(tmp_path, {}, threads=2), materials(tmp_path, {}, threads=4)
+    assert changed(before, after) == {"train", "compress"}
+    assert provenance.explain(after["train"], before["train"]) == ["arithmetic: threads changed: 2 -> 4"]
+
+
+def test_kernels_that_the_user_asks_for_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
+    kernels = provenance.here().kernels
+    assert kernels["OPENBLAS_CORETYPE"] == "Haswell"
+    touched = changed(materials(tmp_path, {}), materials(tmp_path, {}, kernels=kernels))
+    assert {"train", "compress", "benchmark"} <= touched
+    assert "prepare" not in touched  # it counts in whole numbers
