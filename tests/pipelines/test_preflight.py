@@ -108,7 +108,7 @@ NETWORKS = {
     "net = 3\n": "'int' object is not callable",
     "def net(in_channels): pass\n": "unexpected keyword argument 'num_classes'",
     "def net(**sizes): return 'x'\n": "returned a str, not a torch.nn.Module",
-    "from torch.nn import *\ndef net(**sizes): return Linear(3, 5).requires_grad_(False)\n": "nothing to train",
+    "from torch.nn import *\ndef net(**_): return Linear(3, 5).requires_grad_(False)\n": "nothing to train",
     "from torch import nn\ndef net(**sizes): return nn.Linear(3, 5)\n": "does not take images of 1x8x8",
     "from torch.nn import *\ndef net(**sizes): return Sequential(Flatten(), Linear(64, 3))\n": "(2, 3)",
 }
