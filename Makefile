@@ -27,7 +27,7 @@ WITH_PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 install = $(WITH_UV) $(1) || { echo "note: uv could not install this -> trying pip, with its own configuration" >&2; \
 	  $(WITH_PIP) $(1); }
 
-.PHONY: help setup torch run lint test test-all test-durations test-cluster test-cluster-kills test-gpu images \
+.PHONY: help setup torch run lint test test-all test-cluster test-cluster-kills test-gpu images \
   kind-up kind-down mlflow measure lock clean
 
 help: ## what can be made
@@ -63,12 +63,9 @@ test: lint ## lint, types, and the tests that are not slow: some minutes
 	$(SIDE_BY_SIDE) -m "not slow and not alone"
 	$(BIN)/pytest -m "alone and not slow"
 
-test-all: lint ## lint, types, and every test that runs on this machine
-	$(SIDE_BY_SIDE) -m "not alone"
+test-all: lint ## lint, types, and every test that runs on this machine; names the twenty that take longest
+	$(SIDE_BY_SIDE) --durations 20 -m "not alone"
 	$(BIN)/pytest -m alone
-
-test-durations: setup ## the table of docs/testing.md: the twenty tests that take longest, one after the other
-	$(BIN)/pytest -p tests.measure_durations
 
 lint: setup
 	$(BIN)/ruff check .

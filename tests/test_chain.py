@@ -150,6 +150,7 @@ def test_status_logs_and_explain(hpml: Command) -> None:
     assert "has no step 'trian': it has prepare, train, " in hpml("explain", "trian").stderr
 
 
+@pytest.mark.slow  # test_store does it without a chain
 def test_gc_keeps_what_the_newest_runs_made(hpml: Command) -> None:
     dry = hpml("gc", "--keep-runs", "100", "--dry-run")
     assert re.match(r"would remove \d+ items", dry.stdout)
@@ -158,6 +159,7 @@ def test_gc_keeps_what_the_newest_runs_made(hpml: Command) -> None:
     assert {step["status"] for step in json.loads(again.stdout)["steps"].values()} == {"cached"}
 
 
+@pytest.mark.slow  # test_store does it without a chain
 def test_a_tampered_artifact_is_refused_by_name(hpml: Command, answer: dict[str, Any]) -> None:
     digest = answer["steps"]["train"]["digest"]
     weights = hpml.home / ".store" / "objects" / digest / "model.safetensors"
@@ -184,6 +186,7 @@ def test_the_entrypoint_of_the_containers_runs_the_same_stage(
     assert json.loads(done.stdout)["digest"] == answer["steps"]["prepare"]["digest"]
 
 
+@pytest.mark.slow  # test_local interrupts a run, test_resume a training
 def test_ctrl_c_says_how_to_resume_and_the_training_goes_on_where_it_was(tmp_path: Path) -> None:
     arguments = ["run", str(RECIPE), "--no-tracking", "--only", "train", "--set", "train.epochs=15"]
     arguments += ["--set", "train.checkpoint_every_s=0.5"]
@@ -208,6 +211,7 @@ def _may_mount() -> bool:
     return bool(shutil.which("unshare")) and subprocess.run(command, capture_output=True).returncode == 0
 
 
+@pytest.mark.slow  # test_full_disk fills the disk under a step
 @pytest.mark.skipif(not _may_mount(), reason="needs unshare and the right to mount")
 @pytest.mark.parametrize("size", ["8k", "40k", "80k", "120k"])
 def test_a_full_disk_is_one_line_and_costs_only_the_step_it_met(tmp_path: Path, size: str) -> None:

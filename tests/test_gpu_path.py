@@ -53,6 +53,7 @@ def rows(printed: str) -> dict[str, str]:
     return {line.split()[0]: " ".join(line.split()[1:]) for line in lines}
 
 
+@pytest.mark.slow  # trains and measures in another Python; the parts have tests of their own
 def test_torch_numpy_and_pydantic_are_enough_to_train_to_run_and_to_measure(
     bare_python: dict[str, str], tmp_path: Path
 ) -> None:

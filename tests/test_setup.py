@@ -106,6 +106,7 @@ def make_setup(project: Path, mirror: Path, *words: str) -> subprocess.Completed
     )
 
 
+@pytest.mark.slow  # each of the three makes environments; .ci/run does so, too
 def test_what_uv_cannot_reach_pip_installs_from_the_mirror_it_knows(project: Path, mirror: Path) -> None:
     add_wheel(mirror, "torch")
     made = make_setup(project, mirror)
@@ -118,6 +119,7 @@ def test_what_uv_cannot_reach_pip_installs_from_the_mirror_it_knows(project: Pat
     assert make_setup(project, mirror).stdout == "make: Nothing to be done for 'setup'.\n"
 
 
+@pytest.mark.slow  # likewise
 def test_where_pip_finds_no_torch_either_the_error_says_what_to_give(project: Path, mirror: Path) -> None:
     made = make_setup(project, mirror)
     assert made.returncode == 2
@@ -125,6 +127,7 @@ def test_where_pip_finds_no_torch_either_the_error_says_what_to_give(project: Pa
     assert not (project / ".venv" / ".ready").exists()
 
 
+@pytest.mark.slow  # likewise
 def test_a_build_of_torch_that_was_asked_for_is_not_replaced_by_another(project: Path, mirror: Path) -> None:
     add_wheel(mirror, "torch")
     made = make_setup(project, mirror, "TORCH=cu128")

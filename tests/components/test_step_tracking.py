@@ -90,6 +90,7 @@ def test_a_step_reports_itself_and_the_last_one_ends_the_run(uri: str, track: Tr
     assert bucket.listing() == []
 
 
+@pytest.mark.slow  # imports mlflow in processes; test_tracking tries the same outbox
 def test_a_failed_step_ends_the_run_and_a_repeated_one_mends_it(uri: str, track: Track) -> None:
     with track("train") as tracking:
         do_some_work(tracking, ends="4")
@@ -105,6 +106,7 @@ def test_a_failed_step_ends_the_run_and_a_repeated_one_mends_it(uri: str, track:
     assert statuses(uri)[""] == "FINISHED"
 
 
+@pytest.mark.slow  # likewise
 @pytest.mark.usefixtures("impatient")
 def test_what_an_outage_left_over_is_sent_by_the_next_step_once(
     uri: str, track: Track, bucket: Bucket, capfd: pytest.CaptureFixture[str]
@@ -205,6 +207,7 @@ def test_the_environment_says_whether_a_step_reports_itself() -> None:
         assert reported({**told, name: ""}) is None
 
 
+@pytest.mark.slow  # likewise
 def test_the_entrypoint_tracks_its_stage(uri: str, bucket: Bucket, tmp_path: Path) -> None:
     environment = {
         "MLFLOW_TRACKING_URI": uri,

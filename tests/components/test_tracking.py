@@ -361,6 +361,7 @@ def test_names_and_lengths_that_mlflow_does_not_allow_are_made_to_fit(path: Path
 # ---------------------------------------------------------------------------------------------------- stores
 
 
+@pytest.mark.slow  # imports mlflow twice more
 def test_two_processes_may_be_the_first_to_use_a_store(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path / 'new' / 'mlflow.db'}"
     code = (
@@ -384,6 +385,7 @@ def test_an_outbox_without_events_is_nothing_to_send(path: Path, uri: str) -> No
     assert (drained.remaining, drained.ended, drained.problem) == (0, False, "")
 
 
+@pytest.mark.slow  # makes two stores of mlflow's
 def test_a_deleted_store_is_another_store_and_gets_everything(path: Path, tmp_path: Path) -> None:
     place = tmp_path / "deleted"
     uri = f"sqlite:///{place / 'mlflow.db'}"

@@ -41,6 +41,7 @@ def test_a_recipe_of_which_nothing_can_be_built_is_refused_before_it_starts(
     assert not list((tmp_path / "runs").glob("*/run.json"))
 
 
+@pytest.mark.slow  # imports torch several times; test_preflight does it once
 def test_a_users_own_network_is_looked_at_and_its_mistakes_are_left_to_training(tmp_path: Path) -> None:
     (tmp_path / "mynets.py").write_text(
         "from torch import nn\n"

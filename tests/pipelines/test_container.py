@@ -89,6 +89,7 @@ def values(call: list[str], flag: str) -> list[str]:
     return [after for before, after in itertools.pairwise(call) if before == flag]
 
 
+@pytest.mark.slow  # runs every step in a container and in a process
 def test_same_results_and_keys_apart_from_the_image(
     engine: Path, loaded: LoadedRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -146,6 +146,7 @@ def _check_samples_give_figures(spec: Any, samples: Any) -> None:
         assert spec.engines[name] == spec.engines[name].model_copy(update=again[name])
 
 
+@pytest.mark.slow  # a second benchmark; test_figures says which one is best
 def test_without_another_fp32_engine_there_is_no_best_one(
     digits_engines: Engines, digits_data: Artifact[DatasetSpec], run_stage: Callable[..., Artifact[Any]]
 ) -> None:
@@ -159,6 +160,7 @@ def test_without_another_fp32_engine_there_is_no_best_one(
     assert spec.engines["int8/onnx"].latency_ms_p99 is not None  # 700 samples
 
 
+@pytest.mark.slow  # a third; test_engine_process kills its process, too
 def test_a_crash_in_the_middle_fails_the_stage_and_leaves_no_process(
     digits_engines: Engines, digits_data: Artifact[DatasetSpec], run_stage: Callable[..., Artifact[Any]]
 ) -> None:

@@ -114,6 +114,7 @@ def test_the_threads_of_clients_live_on_so_that_their_time_is_known_to_be_ours(
     assert len(set(threading.enumerate()) - before) == 3
 
 
+@pytest.mark.slow  # launches all engines; test_scenarios has closed loops, too
 def test_every_engine_has_figures_for_every_number_of_clients(digits_bench: MakeBench) -> None:
     bench = digits_bench(ANY_MACHINE, "fp32/onnx", "fp32/eager")
     measured = run_all(bench)

@@ -111,6 +111,7 @@ def test_without_the_package_the_config_is_refused(monkeypatch: pytest.MonkeyPat
         Loadgen()
 
 
+@pytest.mark.slow  # test_scenarios does it with our own loop
 def test_a_real_engine_has_figures_in_every_scenario(digits_bench: MakeBench) -> None:
     bench = digits_bench(CONFIG, "int8/onnx")
     figures, _ = run_all(bench)["int8/onnx"]

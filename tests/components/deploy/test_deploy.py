@@ -348,6 +348,7 @@ def test_way_2_the_model_repository_is_that_of_triton(bundle: Path) -> None:
         assert not isinstance(found[0].shape[0], int)  # the batch is free
 
 
+@pytest.mark.slow  # imports mlflow; ways 1 and 2 are tried
 def test_way_3_takes_the_engine_from_the_registry_if_it_is_this_one(bundle: Path, deployable: Any) -> None:
     (bundle.parent / "way3.py").write_text(snippets(bundle)[2])
     where = {"MLFLOW_TRACKING_URI": deployable.registry}
@@ -389,6 +390,7 @@ def test_an_int8_engine(deployable_int8: Any, run_stage: Callable[..., Any]) -> 
     assert "int8" in bundle.file("README.md").read_text()
 
 
+@pytest.mark.slow  # makes a bundle of torch's; that of ONNX Runtime is tried
 def test_an_engine_of_another_runtime_is_checked_by_its_own_loader(
     deployable_eager: Any, run_stage: Callable[..., Any], golden_classes: str
 ) -> None:

@@ -157,6 +157,7 @@ def test_a_champion_that_was_taken_back_is_replaced(
     assert register_engine(choose(b"second", p50=2.0)).aliases == ("candidate", "champion")
 
 
+@pytest.mark.slow  # makes a second registry
 def test_a_deleted_registry_is_filled_anew(
     choose: Choose, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -91,6 +91,7 @@ def test_two_runs_register_at_once_over_http(
     assert open_artifact(Path(place), kind="engine").digest == chosen.engine.digest
 
 
+@pytest.mark.slow  # starts a server; test_tracking does it on a file
 def test_a_run_is_tracked_over_http_once(
     server: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:

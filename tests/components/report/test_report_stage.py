@@ -200,6 +200,7 @@ def test_hostile_names_stay_text(make_run: MakeRun, variants: dict[str, Any], wr
     assert rows[3]["engine"] == "'=HYPERLINK(1)/onnx"
 
 
+@pytest.mark.slow  # the other pages are smaller
 def test_many_engines_with_close_values_still_make_a_small_page(
     make_run: MakeRun, variants: dict[str, Any], write: Any
 ) -> None:

@@ -113,6 +113,7 @@ def test_nothing_says_where_it_was_made(fp32, x_nchw):
             assert leak not in content, (file, leak)
 
 
+@pytest.mark.slow  # imports torch twice more; test_chain finds every export cached
 def test_bytes_do_not_depend_on_the_process(fp32, x_nchw, tmp_path):
     script = (
         "import sys; from pathlib import Path; import graphs_again as t; file = Path(sys.argv[1]);"

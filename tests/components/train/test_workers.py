@@ -114,6 +114,7 @@ def test_nodes_on_one_machine_are_its_processes(trainer: Make) -> None:
     assert "min_nodes is for a cluster and does nothing here" in told
 
 
+@pytest.mark.slow  # the quicker ones end workers, too
 def test_workers_die_with_the_stage(trainer: Make) -> None:
     attempt = trainer(CONFIG, threads=2).start()
     attempt.wait_until(lambda: len(workers(attempt)) == 2)  # also while they start
@@ -134,6 +135,7 @@ def test_a_killed_worker_fails_the_stage_and_ends_the_others(trainer: Make) -> N
     assert "training worker 1 of 2 was ended by SIGKILL" in failure["message"]
 
 
+@pytest.mark.slow  # the quicker ones have a worker fail, too: it is killed
 def test_the_error_of_a_worker_is_the_error_of_the_stage(trainer: Make) -> None:
     attempt = trainer(CONFIG.model_copy(update={"learning_rate": 1e9}), threads=2).start()
     assert attempt.exit_code() == 4
