@@ -173,11 +173,14 @@ class Result(Generic[SpecT]):
 
     rejected: why a gate refuses what was written. The artifact is kept for a look, no reader opens it, and
     the step ends with exit code 5.
+    incomplete: what is missing in what was written, and why. The artifact is handed on, but it is never a
+    cache hit, and `Output.scratch` stays: the next attempt at the same work goes on from there.
     """
 
     spec: SpecT
     metrics: Metrics = field(default_factory=dict)
     rejected: str = ""
+    incomplete: str = ""
 
 
 class Events:
