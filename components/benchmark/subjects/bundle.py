@@ -57,7 +57,7 @@ class BundleSubject(FromOutside):
         """What bundle.json says of the engine that is in it."""
         return known_of_engine(self._bundle().engine)
 
-    def open(self, *, threads: int) -> Opened:
+    def open(self, *, threads: int, spinning: bool | None = None) -> Opened:
         """Check every file, then load the engine.
 
         Raises StageFailed naming the file that is missing, changed, or not of the bundle, and for an engine
@@ -77,7 +77,7 @@ class BundleSubject(FromOutside):
             )
         file = self.folder / bundle.file
         engine = bundle.engine.model_copy(update={"file": file.name})
-        session = Onnx().load(file.parent, engine, threads=threads)
+        session = Onnx().load(file.parent, engine, threads=threads, spinning=spinning)
         return Opened(
             session.predict,
             self._x_nchw,
