@@ -272,13 +272,13 @@ def _time_launch(bench: Bench, rounds: Rounds, launch: int, orders: Iterator[lis
     have = dict.fromkeys(batch_sizes(config), 0)
     with bench.launched():
         for batch in itertools.cycle(_schedule(config)):
-            if min(have.values()) >= wanted or bench.now_s() > until_s:
-                break
             timed = bench.time_round(next(orders), batch, launch)
             if timed:
                 have[batch] += 1
                 rounds.all.append(timed)
             out.progress(min(len(rounds.at(1)), config.rounds), config.rounds, "rounds")
+            if min(have.values()) >= wanted or bench.now_s() > until_s:
+                break
 
 
 def _schedule(config: BenchmarkConfig) -> list[int]:
