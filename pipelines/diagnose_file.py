@@ -12,10 +12,10 @@ from components.diagnose.facts import why_not_measured
 from components.errors import ConfigInvalid
 from components.measurements import (
     CeilingsSpec,
+    CoreState,
     DiagnosisSpec,
     EngineDiagnosis,
     EngineFigures,
-    MeasurementsSpec,
 )
 from pipelines import bench, bench_machine
 from pipelines.bench import Wishes
@@ -49,7 +49,10 @@ def diagnose(
         return DiagnosisSpec(threads=measured.threads, engines={name: nothing}), no_ceilings
     machine = bench_machine.measure_ceilings(home.resolve(), watcher, force=False)
     ceilings = bench_machine.ceilings_of(home.resolve(), machine).spec
-    one, notes = _in_a_process(found.subject, found.signature, figures, measured, ceilings, limit_s)
+    threads = figures.settings.threads if figures.settings else measured.threads
+    one, notes = _in_a_process(
+        found.subject, found.signature, figures, measured.states, ceilings, threads, limit_s
+    )
     warnings = (note.rstrip(".") for note in record.notes)
     return DiagnosisSpec(threads=measured.threads, engines={name: one}, notes=(*notes, *warnings)), ceilings
 
@@ -58,8 +61,9 @@ def _in_a_process(
     subject: OnnxSubject,
     signature: Signature,
     figures: EngineFigures,
-    measured: MeasurementsSpec,
+    states: tuple[CoreState, ...],
     ceilings: CeilingsSpec,
+    threads: int,
     limit_s: float,
 ) -> tuple[EngineDiagnosis, list[str]]:
     """The model is somebody's: it gets a process that can be ended and has a memory limit."""
@@ -76,8 +80,8 @@ def _in_a_process(
                 file=str(subject.file),
                 inputs=str(inputs),
                 figures=figures.model_dump(mode="json"),
-                states=[state.model_dump(mode="json") for state in measured.states],
+                states=[state.model_dump(mode="json") for state in states],
                 ceilings=ceilings.model_dump(mode="json"),
-                threads=figures.settings.threads if figures.settings else measured.threads,
+                threads=threads,
             )
     return EngineDiagnosis.model_validate(told["diagnosis"]), told["notes"]

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from components.ceilings import stage as ceilings
-from components.measurements import CeilingsSpec, GemmPoint
+from components.measurements import CeilingsSpec, CoreDistances, GemmPoint, Interval
 from pipelines import bench_machine, run_record
 from pipelines.execution import Settings, forecast
 from pipelines.local import Processes
@@ -63,6 +63,8 @@ def test_the_second_time_nothing_is_measured(folder: Path) -> None:
     assert "cached ceilings" in again.stderr
     answer = json.loads(again.stdout)
     samples = json.loads(Path(answer.pop("samples")).read_text())
+    cores = CoreDistances.model_validate(answer.pop("cores"))
+    assert len(cores.round_trips_ns) == len(cores.cpus) and cores.states
     spec = CeilingsSpec.model_validate(answer)
     assert len(samples) == len(spec.bandwidths) + len(spec.gemms)
     page = (folder / "machine.html").read_text()
@@ -93,6 +95,14 @@ def test_the_run_of_a_recipe_finds_the_ceilings_there(folder: Path) -> None:
             ["not stable: rounds differ by 20 %", "not stable: rounds differ by 30 %"],
             [
                 "Not quoted: 2 of 2 points (2 not stable).",
+                "Ceilings not known yet, as rounds disagree: fp32, 1 thread.",
+                "So this is not kept as the machine's: hpml bench machine measures again.",
+            ],
+        ),
+        (
+            ["not stable: rounds differ by 20 %", "known"],
+            [
+                "Not quoted: 1 of 2 points (1 not stable).",
                 "If something else was running, measure again: hpml bench machine --force",
             ],
         ),
@@ -100,7 +110,16 @@ def test_the_run_of_a_recipe_finds_the_ceilings_there(folder: Path) -> None:
 )
 def test_what_is_not_quoted_is_counted_with_what_helps(reasons: list[str], said: list[str]) -> None:
     points = tuple(
-        GemmPoint(device="cpu", precision="fp32", library="x", threads=1, size=64, reason=reason)
+        GemmPoint(
+            device="cpu",
+            precision="fp32",
+            library="x",
+            threads=1,
+            size=64,
+            reason=reason.removeprefix("known"),
+            gflop_per_s=Interval(value=9, low=9, high=9) if reason == "known" else None,
+            fastest=9.0 if reason.startswith("not stable") else None,
+        )
         for reason in reasons
     )
     assert bench_machine._not_quoted(CeilingsSpec(hardware={}, bandwidths=(), gemms=points)) == said

@@ -74,7 +74,7 @@ def figures(**fields: Any) -> EngineFigures:
 def told_of(file: Path, tmp_path: Path, **sizes: int) -> tuple[EngineDiagnosis, list[str]]:
     found = measurable(str(file), Hints(tmp_path, sizes=sizes))
     assert isinstance(found.subject, OnnxSubject)
-    return diagnose_file._in_a_process(found.subject, found.signature, figures(), CEILINGS, 1, 120)
+    return diagnose_file._in_a_process(found.subject, found.signature, figures(), (), CEILINGS, 1, 120)
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +103,7 @@ def test_a_file_with_several_inputs_of_other_types(tmp_path: Path) -> None:
         str(file),
         str(tmp_path / "inputs.npz"),
         figures().model_dump(mode="json"),
+        [],
         CEILINGS.model_dump(mode="json"),
         1,
     )
@@ -117,7 +118,7 @@ def test_a_file_that_never_answers_is_ended(tmp_path: Path) -> None:
         StageFailed,
         match=r"endless.onnx' failed while being profiled: it did not answer within its limit of 4 s",
     ):
-        diagnose_file._in_a_process(found.subject, found.signature, figures(), CEILINGS, 1, 4)
+        diagnose_file._in_a_process(found.subject, found.signature, figures(), (), CEILINGS, 1, 4)
 
 
 def test_remedies_are_those_of_a_file() -> None:

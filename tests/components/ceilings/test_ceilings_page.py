@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element
 
 import pytest
 
-from components.measurements import BandwidthPoint, CeilingsSpec, GemmPoint, Interval
+from components.measurements import BandwidthPoint, CeilingsSpec, CoreDistances, GemmPoint, Interval
 from components.page.ceilings import (
     bandwidth_ceilings,
     binary_size,
@@ -19,6 +19,7 @@ from components.page.ceilings import (
 from components.page.markup import to_html
 
 KIB = 2**10
+ONE_CPU = CoreDistances(cpus=(0,), usable_cpus=1)
 LEVELS = {"L1": (16 * KIB, 200.0), "L2": (256 * KIB, 110.0), "DRAM": (2**27, 30.0)}
 
 
@@ -142,7 +143,7 @@ def test_a_spec_without_figures_is_a_page_nevertheless(spec: CeilingsSpec, gone:
         )
     else:
         bare = spec.model_copy(update={gone: ()})
-    page = ceilings_page(bare)
+    page = ceilings_page(bare, ONE_CPU)
     assert page.startswith("<!DOCTYPE html>") and "nan" not in page.lower().replace("nano", "")
 
 
@@ -150,7 +151,7 @@ def test_what_comes_from_outside_is_escaped(spec: CeilingsSpec) -> None:
     hostile = spec.model_copy(
         update={"hardware": {"cpu": "<script>x</script>"}, "gemms": (gemm_of("<img src=x>"),)}
     )
-    page = ceilings_page(hostile)
+    page = ceilings_page(hostile, ONE_CPU)
     assert "<script" not in page and "<img" not in page
 
 
