@@ -6,8 +6,8 @@
 Runs the quickstart again and again in a copy of the workspace, where all but the benchmark and what follows
 it is cached, on an idle machine and beside two processes that compute. Each run measures anew: it has a seed
 of its own. The truth of each figure, per state of the cores and for the settings that the engines were run
-with, comes from long idle runs of the same engines. Each run leaves a file in --out, and is not repeated where
-that is there: stop it and start it again as you like. At the end it prints the table of all files.
+with, comes from long idle runs of the same engines. Each run leaves a file in --out, and is not repeated
+where that is there: stop it and start it again as you like. At the end it prints the table of all files.
 """
 
 from __future__ import annotations
