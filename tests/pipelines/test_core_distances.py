@@ -41,7 +41,7 @@ def test_this_machine_is_watched() -> None:
     assert [len(row) for row in cores.round_trips_ns] == list(range(len(cores.cpus)))
     assert all(round_trip > 0 for row in cores.round_trips_ns for round_trip in row)
     assert sum(state.share for state in cores.states) == pytest.approx(1)
-    assert told and told[-1] >= 0.2
+    assert told == sorted(told) and len(told) >= 1
 
 
 def test_with_one_cpu_one_line_says_that_there_is_nothing_to_measure(
