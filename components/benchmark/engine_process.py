@@ -16,6 +16,7 @@ from typing import Any
 import components
 from components import hardware, memory
 from components.errors import ExitCode, StageFailed
+from components.process import users_environment
 
 REPLY_LIMIT_S = 900.0
 GRACE_S = 60.0  # beyond a time budget, for one answer: loading a large engine, importing its libraries
@@ -30,9 +31,9 @@ class EngineProcess:
     name: the engine's, for messages. log: where the process writes its stdout and stderr. reply_limit_s: what
     one answer may take. memory_bytes: what the process may take, by default most of what is available.
     worker: the module that it runs. tells_all: its errors for users say what failed, which need not be the
-    engine, so nothing goes in front of them. sleeps: it is stopped (SIGSTOP) but while it works at a request.
-    The threads of ONNX Runtime's pools spin for 20 to 40 ms after their last request, those of OpenMP for some
-    ms: without that, they would take a CPU from the engine whose turn is next.
+    engine, so nothing goes in front of them. sleeps: it is stopped (SIGSTOP) while it has no request. The
+    threads of ONNX Runtime's pools spin for 20 to 40 ms after their last request, those of OpenMP for some
+    ms: they would take a CPU from the engine whose turn is next.
     """
 
     def __init__(
@@ -65,6 +66,7 @@ class EngineProcess:
                     str(memory_bytes or 0),
                 ],
                 cwd=Path(components.__file__).parents[1],
+                env=users_environment(),
                 pass_fds=[far_end.fileno()],
                 stdin=subprocess.DEVNULL,
                 stdout=output,

@@ -10,6 +10,7 @@ A thread that wakes up on an idle CPU waits, too, some tens of microseconds: tha
 
 from __future__ import annotations
 
+import itertools
 import os
 import time
 from collections import Counter
@@ -118,7 +119,7 @@ def undisturbed(
     have begun that much before the first; all requests since then may have been slowed by it.
     """
     clean = np.ones(len(started_ns), bool)
-    for (before_ns, *before), (after_ns, *after) in zip(readings, readings[1:], strict=False):
+    for (before_ns, *before), (after_ns, *after) in itertools.pairwise(readings):
         waited_ns = waited_for_others_ns(Waited(*after).since(Waited(*before)))
         if waited_ns:
             clean &= (finished_ns <= before_ns - waited_ns) | (started_ns >= after_ns)
