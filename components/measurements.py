@@ -377,18 +377,18 @@ class CeilingsSpec(Config):
     gemms: tuple[GemmPoint, ...]
 
     @property
-    def not_stable(self) -> tuple[str, ...]:
-        """The ceilings that are not known because the rounds of their points disagree: "L2, 2 threads"."""
-        points: dict[str, list[Any]] = {}  # the same kind of point under each name
+    def not_stable(self) -> str:
+        """The ceilings not known as the rounds of their points disagree: "1 thread: L2, int8; cuda: fp16"."""
+        points: dict[tuple[str, str], list[Any]] = {}  # the same kind of point under each name
         for bandwidth in self.bandwidths:
-            points.setdefault(f"{bandwidth.level}, {_place(bandwidth)}", []).append(bandwidth)
+            points.setdefault((_place(bandwidth), bandwidth.level), []).append(bandwidth)
         for gemm in self.gemms:
-            points.setdefault(f"{gemm.precision}, {_place(gemm)}", []).append(gemm)
-        return tuple(
-            name
-            for name, alike in points.items()
-            if ceiling_of(alike) is None and any(point.fastest for point in alike)
-        )
+            points.setdefault((_place(gemm), gemm.precision), []).append(gemm)
+        unknown: dict[str, list[str]] = {}
+        for (place, name), alike in points.items():
+            if ceiling_of(alike) is None and any(point.fastest for point in alike):
+                unknown.setdefault(place, []).append(name)
+        return "; ".join(f"{place}: {', '.join(names)}" for place, names in unknown.items())
 
     def arithmetic(self, precision: str, *, threads: int, device: str = "cpu") -> Interval | None:
         """The fastest GEMM (Gflop/s) of `precision` with `threads`, of any library; see `ceiling_of`."""

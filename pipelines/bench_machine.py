@@ -167,7 +167,7 @@ def _not_quoted(spec: CeilingsSpec) -> list[str]:
     said = [f"Not quoted: {sum(reasons.values())} of {len(given)} points ({counts})."]
     if spec.not_stable:
         said += [
-            f"Ceilings not known yet, as rounds disagree: {'; '.join(spec.not_stable)}.",
+            f"Ceilings not known yet, as rounds disagree: {spec.not_stable}.",
             "So this is not kept as the machine's: hpml bench machine measures again.",
         ]
     elif reasons[_NOT_STABLE]:

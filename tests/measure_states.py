@@ -4,9 +4,9 @@
 
 Times the engines of a run in processes of their own, with the spinning that their runtimes have by default,
 in slices in random order, and probes the distance between the cores before and after each round; once with
-the waiting processes stopped (SIGSTOP) and once with them left alone. Prints of each engine in how many of its
-slices threads waited for a CPU, the median of its slices for each distance of the cores, and its correlation
-with that.
+the waiting processes stopped (SIGSTOP) and once with them left alone. Prints of each engine in how many
+slices its threads waited for a CPU, the median of its slices for each distance of the cores, and its
+correlation with that.
 """
 
 from __future__ import annotations

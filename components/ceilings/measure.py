@@ -62,8 +62,7 @@ def measure(config: CeilingsConfig, out: Output) -> Result[CeilingsSpec]:
 
 def _incomplete(spec: CeilingsSpec) -> str:
     """Which ceilings of the machine are not known yet; empty if all are that it has."""
-    missing = spec.not_stable
-    return f"not stable on a busy machine: {'; '.join(missing)}" if missing else ""
+    return f"not stable on a busy machine: {spec.not_stable}" if spec.not_stable else ""
 
 
 def _probes(

@@ -95,7 +95,7 @@ def test_the_run_of_a_recipe_finds_the_ceilings_there(folder: Path) -> None:
             ["not stable: rounds differ by 20 %", "not stable: rounds differ by 30 %"],
             [
                 "Not quoted: 2 of 2 points (2 not stable).",
-                "Ceilings not known yet, as rounds disagree: fp32, 1 thread.",
+                "Ceilings not known yet, as rounds disagree: 1 thread: fp32.",
                 "So this is not kept as the machine's: hpml bench machine measures again.",
             ],
         ),

@@ -96,6 +96,18 @@ def test_a_point_that_is_not_stable_is_not_drawn_and_its_ceiling_says_so(spec: C
     assert "not stable" in to_html(section)
 
 
+def test_a_ceiling_without_a_stable_point_is_not_known_yet(spec: CeilingsSpec) -> None:
+    assert spec.not_stable == ""
+    unstable = {"reason": "not stable: ...", "fastest": 9e9}
+    lost = [
+        point.model_copy(update={"gb_per_s": None, **unstable}) if point.level != "L2" else point
+        for point in spec.bandwidths
+    ]
+    too_slow = [point.model_copy(update={"gflop_per_s": None, "reason": "too slow"}) for point in spec.gemms]
+    missing = spec.model_copy(update={"bandwidths": tuple(lost), "gemms": tuple(too_slow)}).not_stable
+    assert missing == "1 thread: L1, DRAM; 4 threads: L1, DRAM"
+
+
 def test_the_table_has_the_fastest_of_each_level_and_library(spec: CeilingsSpec) -> None:
     found = {(c.place, c.of): (c.rate.value if c.rate else None, c.where) for c in bandwidth_ceilings(spec)}
     assert found[("1 thread", "L1")] == (200, "triad, 16 KiB")
