@@ -26,11 +26,10 @@ import time
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import combinations
 from pathlib import Path
 from typing import Any
 
-from components.measurements import CoreState, Interval, MeasurementsSpec
+from components.measurements import CoreState, Interval, MeasurementsSpec, PairedRatio
 from pipelines import run_record
 from pipelines.store import Store
 from tests.hogs import hogs
@@ -41,6 +40,7 @@ _ALWAYS = 1e9  # a period that does not end
 _SAME_STATE = 1.3  # round trips of a cache line that differ by less are of one state
 _SEEN_S = 10.0  # a state has to be seen for so long before its ratios are asked for
 _WRONG = 0.05
+_NOT_PROBED = CoreState(name="", round_trip_ns=Interval(value=1, low=1, high=1), share=1, seconds=1e9)
 
 
 @dataclass(frozen=True)
@@ -136,33 +136,38 @@ def _outcomes(folder: Path, mode: str) -> list[Outcome]:
 # ------------------------------------------------------------------------------------------ what is asked
 
 
+def _states(spec: MeasurementsSpec) -> tuple[CoreState, ...]:
+    return spec.states or (_NOT_PROBED,)
+
+
+def _in_state(pair: PairedRatio, state: CoreState) -> Interval | None:
+    """Where there is only one, the mixture is that one."""
+    return pair.states.get(state.name) if state.name else pair.speedup
+
+
 def _ratios(spec: MeasurementsSpec, state: CoreState) -> list[Interval | None]:
     """Those of each two engines in a state, None where it was not printed."""
-    built = [name for name, figures in spec.engines.items() if figures.status != "not built"]
-    found = (spec.ratio(one, other) for one, other in combinations(built, 2))
-    return [ratio.states.get(state.name) if ratio else None for ratio in found]
+    return [_in_state(pair, state) for pair in spec.pairs]
 
 
 def _is_within_1_percent(outcome: Outcome) -> bool:
-    spec = outcome.measured
-    if outcome.exit_code or spec is None:
+    if not _has_a_bundle(outcome) or outcome.measured is None:
         return False
-    ratios = [ratio for state in spec.states if state.seconds >= _SEEN_S for ratio in _ratios(spec, state)]
+    lasting = [state for state in _states(outcome.measured) if state.seconds >= _SEEN_S]
+    ratios = [ratio for state in lasting for ratio in _ratios(outcome.measured, state)]
     return bool(ratios) and all(ratio and ratio.high - ratio.low <= 0.02 * ratio.value for ratio in ratios)
 
 
 def _has_a_state(outcome: Outcome) -> bool:
-    spec = outcome.measured
-    return (
-        _has_a_bundle(outcome)
-        and spec is not None
-        and any(all(_ratios(spec, state)) for state in spec.states)
-    )
+    if not _has_a_bundle(outcome) or outcome.measured is None:
+        return False
+    in_states = [_ratios(outcome.measured, state) for state in _states(outcome.measured)]
+    of_pairs = list(zip(*in_states, strict=True))
+    return bool(of_pairs) and all(map(any, of_pairs))
 
 
 def _is_full(outcome: Outcome) -> bool:
-    spec = outcome.measured
-    return _has_a_state(outcome) and spec is not None and not spec.incomplete
+    return _has_a_state(outcome) and outcome.measured is not None and not outcome.measured.incomplete
 
 
 def _says_not_measured(outcome: Outcome) -> bool:
@@ -215,16 +220,17 @@ Key = tuple[str, ...]  # what a figure is of: engines with their settings
 
 def _figures(spec: MeasurementsSpec) -> Iterator[tuple[Key, float, Interval]]:
     """Every ratio and p50 at batch 1 in each state: what of, the state's round trip in ns, the figure."""
-    round_trips_ns = {state.name: state.round_trip_ns.value for state in spec.states}
     named = {name: f"{name} ({figures.settings})" for name, figures in spec.engines.items()}
-    for pair in spec.pairs:
-        ordered = pair if pair.engine < pair.baseline else pair.inverse()
-        for state, ratio in ordered.states.items():
-            yield (named[ordered.engine], named[ordered.baseline]), round_trips_ns[state], ratio
-    for name, figures in spec.engines.items():
-        for of_state in figures.states:
-            if of_state.latency_ms_p50:
-                yield (named[name],), round_trips_ns[of_state.state], of_state.latency_ms_p50
+    for state in _states(spec):
+        round_trip_ns = state.round_trip_ns.value
+        for pair in spec.pairs:
+            ordered = pair if pair.engine < pair.baseline else pair.inverse()
+            if ratio := _in_state(ordered, state):
+                yield (named[ordered.engine], named[ordered.baseline]), round_trip_ns, ratio
+        for name, figures in spec.engines.items():
+            of_states = {one.state: one.latency_ms_p50 for one in figures.states}
+            if p50 := of_states.get(state.name) if state.name else figures.latency_ms_p50:
+                yield (named[name],), round_trip_ns, p50
 
 
 class Known:
