@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 
 import numpy as np
+
 from components.benchmark.core_distance import CoreDistance
 from components.benchmark.states import find_states
-
 from components.measurements import CoreDistances, CoreState, Interval
 
 MOST_CPUS = 16  # in the matrix, a line of which fits into 80 columns
@@ -30,7 +30,7 @@ def watch(seconds: float, progress: Callable[[float], None] = lambda _: None) ->
             tuple(distance.between(one, other) for other in cpus[:at]) for at, one in enumerate(cpus)
         )
         begun_s = time.monotonic()
-        seen_ns = []
+        seen_ns: list[float] = []
         while not seen_ns or time.monotonic() - begun_s < seconds:
             seen_ns.append(distance.round_trip_ns() or 0.0)
             progress(time.monotonic() - begun_s)

@@ -263,7 +263,8 @@ class Known:
 
 def _print_table(outcomes: dict[str, list[Outcome]]) -> None:
     truth = Known(outcomes["truth"])
-    wrong, held, judged, unknown = defaultdict(int), 0, 0, 0
+    wrong: defaultdict[str, int] = defaultdict(int)
+    held = judged = unknown = 0
     for name, of_mode in outcomes.items():
         for outcome in of_mode if name != "truth" else ():
             for key, round_trip_ns, figure in _figures(outcome.measured) if outcome.measured else ():

@@ -53,7 +53,9 @@ def diagnose(
         )
     roofs = Roofs(validate(CeilingsSpec, ceilings, where="the ceilings"), threads=threads)
     measured: EngineFigures = validate(EngineFigures, figures, where="the figures")
-    seen = tuple(validate(CoreState, state, where="a state of the cores") for state in states)
+    seen: tuple[CoreState, ...] = tuple(
+        validate(CoreState, state, where="a state of the cores") for state in states
+    )
     facts = facts_of_file(name, measured, profile, roofs, threads=threads, states=seen)
     found = diagnosis_of(facts, layers=config.layers)
     notes = [*roofs.notes(), *profile.notes, *above_roof(facts)]
