@@ -46,9 +46,15 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return place
 
 
+def is_kept(folder: Path) -> bool:
+    """Whether the machine was quiet enough for its ceilings: otherwise they are measured again each time."""
+    return "So this is not kept as the machine's" not in (folder / "first.txt").read_text()
+
+
 def test_the_table_names_levels_and_precisions_in_80_columns(folder: Path) -> None:
     text = (folder / "first.txt").read_text()
-    for word in ("DRAM", "GB/s", "fp32", "bf16", "int8", "Gflop/s", "1 thread", "U8S8", "cuda: "):
+    words = ("DRAM", "GB/s", "fp32", "bf16", "int8", "Gflop/s", "1 thread", "U8S8", "cuda: ", "CPU")
+    for word in words:
         assert word in text, word
     assert all(len(line) <= 80 for line in text.splitlines() if not line.startswith("cpu"))
 
@@ -57,10 +63,10 @@ def test_the_latest_run_stays_that_of_a_recipe(folder: Path) -> None:
     assert not (folder / "runs" / "latest").exists()
 
 
-def test_the_second_time_nothing_is_measured(folder: Path) -> None:
+def test_the_second_time_no_ceiling_is_measured_that_was_known(folder: Path) -> None:
     again = hpml(folder, "bench", "machine", "-o", "json", "--html", "machine.html")
     assert again.returncode == 0, again.stderr
-    assert "cached ceilings" in again.stderr
+    assert ("cached ceilings" in again.stderr) == is_kept(folder)
     answer = json.loads(again.stdout)
     samples = json.loads(Path(answer.pop("samples")).read_text())
     cores = CoreDistances.model_validate(answer.pop("cores"))
@@ -80,10 +86,11 @@ def test_the_run_of_a_recipe_finds_the_ceilings_there(folder: Path) -> None:
 
     plan = trace(graph, Recipe(data="digits"))  # type: ignore[arg-type]  # a name, expanded
     settings = Settings(home=folder / "runs", import_paths=(str(folder),))
-    assert [item.outcome for item in forecast(plan, settings, Processes(settings.home))] == ["cached"]
+    (known,) = forecast(plan, settings, Processes(settings.home))
+    assert known.outcome == "cached" or not is_kept(folder)
     changed = trace(graph, Recipe(data="digits", ceilings={"rounds": 9}))  # type: ignore[arg-type]
     (other,) = forecast(changed, settings, Processes(settings.home))
-    assert other.outcome == "would run" and other.reasons == ("config: rounds changed: 7 -> 9",)
+    assert other.outcome == "would run" and "config: rounds changed: 7 -> 9" in other.reasons
 
 
 @pytest.mark.parametrize(
@@ -130,7 +137,7 @@ def test_the_run_is_on_record_and_gc_keeps_what_it_found(folder: Path) -> None:
     (step,) = record.steps.values()
     assert (record.recipe, step.stage, record.status) == ("machine", "ceilings", "done")
     assert hpml(folder, "gc").returncode == 0
-    assert "cached ceilings" in hpml(folder, "bench", "machine").stderr
+    assert "cached ceilings" in hpml(folder, "bench", "machine").stderr or not is_kept(folder)
 
 
 def test_force_measures_again(folder: Path) -> None:
