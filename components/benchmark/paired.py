@@ -22,7 +22,6 @@ if TYPE_CHECKING:
 MIN_ROUNDS = 5  # undisturbed, from which a figure may be quoted
 WIDEST = 0.05  # half the width of an interval beyond which nothing is quoted
 _RARE_STATE = 0.05  # of the time; a mixture is quoted without a state that is as rare
-_LASTING_S = 10.0  # of a state: until then its figures need not be precise
 _P99 = 0.99
 
 
@@ -168,13 +167,13 @@ def is_precise(rounds: Rounds, config: BenchmarkConfig, names: Sequence[str]) ->
     """Whether more rounds would tell nothing that was asked for.
 
     There are as many rounds and launches as asked for; every speed-up is known to within `config.precision`
-    in each state that lasted 10 s in all; every p99 has its samples.
+    in each state that was seen for 5 % of the time; every p99 has its samples.
     """
     batches = sorted({1, *config.batch_sizes})
     if rounds.launches < config.launches or min(len(rounds.at(batch)) for batch in batches) < config.rounds:
         return False
     at_1, reference = AtBatch1.of(rounds, names), reference_of(config, names)
-    lasting = [state.name for state in at_1.states if state.seconds >= _LASTING_S or len(at_1.states) == 1]
+    lasting = [state.name for state in at_1.states if state.share > _RARE_STATE]
     clean = rounds.latencies(names, [1])
     for name in names:
         ratio = at_1.ratio(name, reference)

@@ -86,15 +86,20 @@ class Bench:
         trials.settings = {trial: settings for trial, (_, settings) in tried.items()}
         return trials
 
+    @staticmethod
+    def now_s() -> float:
+        """The time by which budgets are kept."""
+        return time.monotonic()
+
     def grant(self, seconds: float) -> None:
         """From now on there is so much time."""
-        self.deadline_s = time.monotonic() + seconds
+        self.deadline_s = self.now_s() + seconds
         self._reply_limit_s = seconds + GRACE_S
 
     @property
     def is_over(self) -> bool:
         """Whether the time budget is."""
-        return time.monotonic() > self.deadline_s
+        return self.now_s() > self.deadline_s
 
     @contextmanager
     def launched(self) -> Iterator[None]:
@@ -160,7 +165,7 @@ class Bench:
     def time_round(self, order: Sequence[str], batch: int, launch: int) -> Round | None:
         """Time the engines once each, in this order; None where something disturbed the round as a whole."""
         assert self._distance
-        before_ns, at_s, begun_s = self._distance.round_trip_ns(), time.time(), time.monotonic()
+        before_ns, at_s, begun_s = self._distance.round_trip_ns(), time.time(), self.now_s()
         first = self.watch.snapshot(os.getpid())
         replies = {name: self._time_slice(name, batch) for name in order}
         outside = self.watch.between(first, self.watch.snapshot(os.getpid()))
@@ -169,7 +174,7 @@ class Bench:
         if any(np.isfinite(one).sum() < min(_LEAST_REQUESTS, len(one)) for one in latency_ms.values()):
             causes.append(WAITED)
         self.watch.count(len(order), causes)
-        seconds, after_ns = time.monotonic() - begun_s, self._distance.round_trip_ns()
+        seconds, after_ns = self.now_s() - begun_s, self._distance.round_trip_ns()
         if causes:
             return None
         return Round(
@@ -197,9 +202,10 @@ class Bench:
         latency_ms = np.where(clean, (finished_ns - started_ns) / 1e6, np.nan)
         return {"latency_ms": latency_ms, "device_ms": reply["device_ms"]}
 
-    def take(self, name: str, do: str, doing: str, **arguments: Any) -> dict[str, Any]:
+    def take(self, name: str, do: str, doing: str, *, at_once: int = 1, **arguments: Any) -> dict[str, Any]:
         """Ask an engine to `do` something that is timed as a whole, and again until nothing disturbed it.
 
+        at_once: requests that it has to answer at the same time.
         Raises Disturbed when the time budget is over before that.
         """
         pause_s = _FIRST_PAUSE_S
@@ -207,11 +213,13 @@ class Bench:
         while True:
             before = self.watch.snapshot(process.pid)
             reply = process.ask(do, doing, **arguments)
-            causes = self.watch.disturbances(self.watch.between(before, self.watch.snapshot(process.pid)))
+            seen = self.watch.between(before, self.watch.snapshot(process.pid))
+            crowded = at_once * self.settings[name].threads > len(os.sched_getaffinity(0))
+            causes = self.watch.disturbances(seen, crowded=crowded)
             self.watch.count(1, causes)
             if not causes:
                 return reply
-            if time.monotonic() + pause_s > self.deadline_s:
+            if self.now_s() + pause_s > self.deadline_s:
                 raise Disturbed(f"the machine was disturbed while {name} was timed")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -242,15 +250,15 @@ def time_rounds(bench: Bench, out: Output) -> Rounds:
         if is_precise(rounds, config, bench.names):
             break
         if bench.is_over:
-            if time.monotonic() > extended_s or not missing(rounds, config, bench.names):
+            if bench.now_s() > extended_s or not missing(rounds, config, bench.names):
                 break
-            bench.grant(extended_s - time.monotonic())
+            bench.grant(extended_s - bench.now_s())
         before = len(rounds)
         try:
             _time_launch(bench, rounds, launch, orders, out)
         finally:
             kept.add(Plan(bench.settings, bench.requests), rounds.all[before:])
-    bench.grant(max(0.0, extended_s - max(time.monotonic(), extended_s - config.scenario_budget_s)))
+    bench.grant(max(0.0, extended_s - max(bench.now_s(), extended_s - config.scenario_budget_s)))
     return rounds
 
 
@@ -260,11 +268,11 @@ def _time_launch(bench: Bench, rounds: Rounds, launch: int, orders: Iterator[lis
     to_come = max(1, config.launches - launch)  # of those planned, with this one
     late = launch >= config.launches
     wanted = math.ceil(config.rounds / config.launches) * (_LATER_LAUNCHES if late else 1)
-    until_s = time.monotonic() + (bench.deadline_s - time.monotonic()) / to_come
+    until_s = bench.now_s() + (bench.deadline_s - bench.now_s()) / to_come
     have = dict.fromkeys(batch_sizes(config), 0)
     with bench.launched():
         for batch in itertools.cycle(_schedule(config)):
-            if min(have.values()) >= wanted or time.monotonic() > until_s:
+            if min(have.values()) >= wanted or bench.now_s() > until_s:
                 break
             timed = bench.time_round(next(orders), batch, launch)
             if timed:

@@ -7,6 +7,7 @@ the CPUs that the process has no use for are doing, nor on whose pod the machine
 from __future__ import annotations
 
 import os
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -44,16 +45,24 @@ class RunQueue:
             os.close(file)
 
     def read(self) -> Waited:
-        """Now."""
+        """How long they have waited by now."""
         waited_ns = switches = 0
-        for file in self._files:
-            try:
-                _, waited, timeslices = os.pread(file, 100, 0).split()
-            except (OSError, ValueError):  # the thread has ended
-                continue
+        for _, waited, timeslices in self._numbers():
             waited_ns += int(waited)
             switches += int(timeslices)
         return Waited(waited_ns, switches)
+
+    def ran_s(self) -> float:
+        """How many seconds they have had a CPU by now."""
+        return sum(int(ran) for ran, _, _ in self._numbers()) / 1e9
+
+    def _numbers(self) -> Iterator[list[bytes]]:
+        for file in self._files:
+            try:
+                ran, waited, timeslices = os.pread(file, 100, 0).split()
+            except (OSError, ValueError):  # the thread has ended
+                continue
+            yield [ran, waited, timeslices]
 
 
 def is_told() -> bool:

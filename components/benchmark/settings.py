@@ -7,7 +7,6 @@ figures would hold the winner's luck.
 from __future__ import annotations
 
 import itertools
-import time
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -61,11 +60,11 @@ def _p50_ms(trials: Bench, out: Output) -> list[dict[str, float]]:
     """The p50 of each trial in each round, while there is time."""
     from components.benchmark.protocol import round_orders
 
-    until_s = time.monotonic() + _SHARE_OF_BUDGET * trials.config.time_budget_s
+    until_s = trials.now_s() + _SHARE_OF_BUDGET * trials.config.time_budget_s
     found: list[dict[str, float]] = []
     with trials.launched():
         for order in itertools.islice(round_orders(trials.names, seed=trials.config.seed), 10 * _ROUNDS):
-            if len(found) >= _ROUNDS or time.monotonic() > until_s:
+            if len(found) >= _ROUNDS or trials.now_s() > until_s:
                 break
             if timed := trials.time_round(order, 1, 0):
                 found.append({name: float(np.nanmedian(ms)) for name, ms in timed.latency_ms.items()})

@@ -2,7 +2,7 @@
 
 Requests of a round share its disturbances, so the uncertainty of a figure is read from how its rounds differ,
 not from the number of requests. Rounds of one launch of an engine share what its process happened to get, so
-where there were at least 5 launches these are compared instead; `launches` says how many rounds each had, in
+where there were at least 3 launches these are compared instead; `launches` says how many rounds each had, in
 order, and is empty where there was one. What a round or launch does to a figure is its influence: how far it
 alone moves the figure. Two things follow:
 
@@ -25,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
-_LEAST_LAUNCHES = 5  # fewer say too little about how they differ
+_LEAST_LAUNCHES = 3  # fewer say too little about how they differ
 _RARE = 0.9  # beyond this level so few requests of a round lie that they hardly show how rounds differ
 
 

@@ -11,6 +11,7 @@ A thread that wakes up on an idle CPU waits, too, some tens of microseconds: tha
 from __future__ import annotations
 
 import itertools
+import math
 import os
 import time
 from collections import Counter
@@ -36,10 +37,12 @@ _WAKE_UP_NS = 100_000  # that a thread may wait each time it gets a CPU
 
 @dataclass(frozen=True)
 class Snapshot:
-    """The kernel's counters at one moment. stolen: of the CPUs that we may use."""
+    """The kernel's counters at one moment. busy, stolen: of the CPUs that we may use."""
 
     at_s: float
     waited: Waited  # of the engine's threads
+    ran_s: float  # CPU time of the engine's threads and of this process
+    busy_s: float
     stolen_s: float
     throttled_s: float
 
@@ -49,6 +52,7 @@ class Slice:
     """What was lost from one snapshot to the next, as shares of the time between them."""
 
     waited: float
+    others: float  # that other processes had of all CPUs
     stolen: float
     throttled: float
 
@@ -67,24 +71,41 @@ class Watch:
     def snapshot(self, pid: int) -> Snapshot:
         """The counters now; `pid` is the engine's process."""
         with RunQueue(pid) as queue:
-            waited = queue.read()
-        return Snapshot(time.perf_counter(), waited, _stolen_s(self._cpus), cgroup.throttled_s())
+            waited, engine_s = queue.read(), queue.ran_s()
+        busy_s, stolen_s = _cpu_seconds(self._cpus)
+        return Snapshot(
+            at_s=time.perf_counter(),
+            waited=waited,
+            ran_s=engine_s + time.process_time(),
+            busy_s=busy_s,
+            stolen_s=stolen_s,
+            throttled_s=cgroup.throttled_s(),
+        )
 
     def between(self, before: Snapshot, after: Snapshot) -> Slice:
         """What happened from one snapshot to the next."""
         wall_s = max(after.at_s - before.at_s, 1e-9)
-        # The counter moves in ticks: one more or less is nothing.
+        capacity_s = wall_s * len(self._cpus)
+        others_s = after.busy_s - before.busy_s - (after.ran_s - before.ran_s)
+        # The counters move in ticks: one more or less is nothing, and who runs is sampled once a tick.
+        others_s = max(0.0, others_s - _TICK_S * max(len(self._cpus), 1 + math.sqrt(capacity_s / _TICK_S)))
         stolen_s = max(0.0, after.stolen_s - before.stolen_s - _TICK_S)
         return Slice(
             waited=waited_for_others_ns(after.waited.since(before.waited)) / 1e9 / wall_s,
+            others=others_s / capacity_s,
             stolen=stolen_s / wall_s,
             throttled=(after.throttled_s - before.throttled_s) / wall_s,
         )
 
-    def disturbances(self, seen: Slice) -> list[str]:
-        """Why what was timed meanwhile does not count; empty if it does."""
-        found = [WAITED] if seen.waited > self.limits.max_waited else []
-        return found + self.disturbances_outside(seen)
+    def disturbances(self, seen: Slice, *, crowded: bool = False) -> list[str]:
+        """Why what was timed meanwhile does not count; empty if it does.
+
+        crowded: the engine has more threads at work than there are CPUs. They wait for each other, which is
+        its own matter, so it counts only where others had the CPUs, too.
+        """
+        waited = seen.waited > self.limits.max_waited
+        by_others = not crowded or seen.others > self.limits.max_waited
+        return [WAITED] * (waited and by_others) + self.disturbances_outside(seen)
 
     def disturbances_outside(self, seen: Slice) -> list[str]:
         """Those that do not show in the run queues of the engine's threads."""
@@ -126,7 +147,13 @@ def undisturbed(
     return clean
 
 
-def _stolen_s(cpus: set[str]) -> float:
-    """Seconds that these CPUs were stolen since boot."""
-    lines = (line.split() for line in Path("/proc/stat").read_text().splitlines())
-    return sum(int(fields[8]) for fields in lines if fields[0] in cpus) * _TICK_S
+def _cpu_seconds(cpus: set[str]) -> tuple[float, float]:
+    """Seconds that these CPUs were busy, and stolen, since boot."""
+    busy = stolen = 0
+    for line in Path("/proc/stat").read_text().splitlines():
+        name, *fields = line.split()
+        if name in cpus:
+            user, nice, system, _idle, _iowait, irq, softirq, steal = (int(field) for field in fields[:8])
+            busy += user + nice + system + irq + softirq
+            stolen += steal
+    return busy * _TICK_S, stolen * _TICK_S
