@@ -354,6 +354,20 @@ def ceiling_of(points: Iterable[RatedPoint]) -> RatedPoint | None:
     return known[rates.index(best)] if best and not beaten else None
 
 
+class CoreDistances(Config):
+    """How far the CPUs of a machine are from each other: a cache line's way from one to another and back.
+
+    round_trips_ns: row i has those of the i-th CPU with each one before it, at first. states: nearest first.
+    """
+
+    cpus: tuple[int, ...]  # a sample, where there are many
+    usable_cpus: int  # that it is of
+    round_trips_ns: tuple[tuple[float, ...], ...] = ()
+    states: tuple[CoreState, ...] = ()  # empty with one CPU
+    changes: int = 0  # from one state to another
+    seconds: float = 0.0  # that they were watched for
+
+
 class CeilingsSpec(Config):
     """What the machine can do at most, per thread count. Points that are not stable are no ceilings."""
 
@@ -361,6 +375,20 @@ class CeilingsSpec(Config):
     hardware: dict[str, str]
     bandwidths: tuple[BandwidthPoint, ...]
     gemms: tuple[GemmPoint, ...]
+
+    @property
+    def not_stable(self) -> str:
+        """The ceilings not known as the rounds of their points disagree: "1 thread: L2, int8; cuda: fp16"."""
+        points: dict[tuple[str, str], list[Any]] = {}  # the same kind of point under each name
+        for bandwidth in self.bandwidths:
+            points.setdefault((_place(bandwidth), bandwidth.level), []).append(bandwidth)
+        for gemm in self.gemms:
+            points.setdefault((_place(gemm), gemm.precision), []).append(gemm)
+        unknown: dict[str, list[str]] = {}
+        for (place, name), alike in points.items():
+            if ceiling_of(alike) is None and any(point.fastest for point in alike):
+                unknown.setdefault(place, []).append(name)
+        return "; ".join(f"{place}: {', '.join(names)}" for place, names in unknown.items())
 
     def arithmetic(self, precision: str, *, threads: int, device: str = "cpu") -> Interval | None:
         """The fastest GEMM (Gflop/s) of `precision` with `threads`, of any library; see `ceiling_of`."""
@@ -393,6 +421,13 @@ class CeilingsSpec(Config):
         alone = self.bandwidth(level, threads=1, device=device)
         same = (point for point in self.bandwidths if (point.level, point.device) == (level, device))
         return _roof(known, alone, same, threads)
+
+
+def _place(point: BandwidthPoint | GemmPoint) -> str:
+    """Where it was measured: "2 threads" of the CPU, or the device."""
+    return (
+        f"{point.threads} thread{'s' if point.threads > 1 else ''}" if point.device == "cpu" else point.device
+    )
 
 
 class Roof(NamedTuple):
@@ -453,6 +488,7 @@ class EngineDiagnosis(Config):
     status: Literal["diagnosed", "not diagnosed"]
     reason: str = ""  # why it was not
     device: Literal["cpu", "cuda"] = "cpu"  # whose ceilings it is under
+    threads: int = 0  # that it was measured with; 0 of versions before: those of the whole
     batch: int = 1
     flops: int = 0
     bytes: int = 0
