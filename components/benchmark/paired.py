@@ -23,6 +23,7 @@ MIN_ROUNDS = 5  # undisturbed, from which a figure may be quoted
 WIDEST = 0.05  # half the width of an interval beyond which nothing is quoted
 _RARE_STATE = 0.05  # of the time; a mixture is quoted without a state that is as rare
 _P99 = 0.99
+_MOST_FOR_P99 = 5  # times as many rounds as asked for, for the samples that p99 needs
 
 
 def reference_of(config: BenchmarkConfig, names: Sequence[str]) -> str:
@@ -167,7 +168,8 @@ def is_precise(rounds: Rounds, config: BenchmarkConfig, names: Sequence[str]) ->
     """Whether more rounds would tell nothing that was asked for.
 
     There are as many rounds and launches as asked for; every speed-up is known to within `config.precision`
-    in each state that was seen for 5 % of the time; every p99 has its samples.
+    in each state that was seen for 5 % of the time; every p99 has its samples, or would take more than five
+    times as many rounds.
     """
     batches = sorted({1, *config.batch_sizes})
     if rounds.launches < config.launches or min(len(rounds.at(batch)) for batch in batches) < config.rounds:
@@ -182,7 +184,8 @@ def is_precise(rounds: Rounds, config: BenchmarkConfig, names: Sequence[str]) ->
             interval = known.get(state)
             if interval is None or _half_width(interval) > config.precision:
                 return False
-        if undisturbed_rows(clean[name][1]).size < samples_needed(_P99):
+        samples = undisturbed_rows(clean[name][1]).size
+        if samples < samples_needed(_P99) and len(at_1.state) < _MOST_FOR_P99 * config.rounds:
             return False
     return True
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
@@ -78,7 +78,7 @@ class Heedless(Bench):
 
 
 def bench_of(
-    subjects: dict[str, EngineSubject], inputs: Path, out: Output, causes: list[list[str]] = []
+    subjects: dict[str, EngineSubject], inputs: Path, out: Output, causes: Iterable[list[str]] = ()
 ) -> Heedless:
     bench = Heedless(subjects, inputs, FAST, out)
     bench.causes = iter(causes)
@@ -102,14 +102,14 @@ def test_a_run_has_every_engine_in_every_round_from_several_launches(
 ) -> None:
     bench = bench_of(subjects, inputs, out)
     rounds = time_rounds(bench, out)
-    assert rounds.launches == 2
+    assert rounds.launches >= 2
     for batch in (1, 4):
         assert len(rounds.at(batch)) >= 6
         assert all(set(one.latency_ms) == {"one", "other"} for one in rounds.at(batch))
     assert bench.watch.slices == 2 * len(rounds)
     assert all((ms > 0).all() for one in rounds.all for ms in one.latency_ms.values())
     for launches in bench.launches.values():
-        assert len(launches.cold_start_ms) == len(launches.load_ms) == 2
+        assert len(launches.cold_start_ms) == len(launches.load_ms) == rounds.launches
         assert all(
             cold > load > 0 for cold, load in zip(launches.cold_start_ms, launches.load_ms, strict=True)
         )
@@ -161,11 +161,11 @@ def test_a_second_attempt_adds_to_the_rounds_of_the_first(
 ) -> None:
     first = time_rounds(bench_of(subjects, inputs, out), out)
     bench = bench_of(subjects, inputs, out)
-    bench.config = FAST.model_copy(update={"rounds": len(first.at(1)) + 4})
+    bench.config = FAST.model_copy(update={"rounds": len(first.at(1)) + 4, "launches": first.launches + 1})
     both = time_rounds(bench, out)
     assert len(both) > len(first)
     assert [one.at_s for one in both.all[: len(first)]] == [one.at_s for one in first.all]
-    assert both.launches == 3
+    assert both.launches > first.launches
     for one, again in zip(first.all, both.all, strict=False):
         assert one.launch == again.launch
         assert all(np.array_equal(one.latency_ms[name], again.latency_ms[name]) for name in subjects)
@@ -184,7 +184,7 @@ def test_rounds_of_other_engines_or_damaged_ones_do_not_count(
     assert not list((out.scratch / "rounds").iterdir())
 
 
-# ----------------------------------------------------------------------------------------------- real processes
+# ---------------------------------------------------------------------------------------- real processes
 
 
 @contextmanager
