@@ -89,16 +89,21 @@ class EngineSettings(Config):
     """How an engine was run: what its figures hold for, and what whoever serves it has to set.
 
     spinning: whether its waiting threads spin rather than sleep; None where its runtime has no such switch,
-    or was left at its default.
+    or was left at its default. variant: which of `EngineSpec.variants`; "" is the engine as it was built.
     """
 
     threads: int = Field(ge=1)
     spinning: bool | None = None
+    variant: str = ""
 
     def __str__(self) -> str:
-        """In words: "2 threads, spinning"."""
-        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
-        return threads if self.spinning is None else f"{threads}, {'' if self.spinning else 'not '}spinning"
+        """In words: "2 threads, spinning, int8 activations"."""
+        told = [f"{self.threads} thread{'s' if self.threads > 1 else ''}"]
+        if self.spinning is not None:
+            told.append("spinning" if self.spinning else "not spinning")
+        if self.variant:
+            told.append(self.variant.replace("-", " "))
+        return ", ".join(told)
 
 
 class CoreState(Config):
