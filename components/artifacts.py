@@ -475,6 +475,20 @@ def copy_files(source: Artifact[Any], folder: Path) -> None:
             shutil.copyfile(source.path / name, place)
 
 
+def build_of(engine: Artifact[EngineSpec], variant: str) -> Artifact[EngineSpec]:
+    """The build `variant` of an engine as an artifact of its own, but for the golden inputs; "" is `engine`."""
+    if not variant:
+        return engine
+    folder = f"{variant}/"
+    files = {
+        name.removeprefix(folder): entry
+        for name, entry in engine.manifest.files.items()
+        if name.startswith(folder)
+    }
+    manifest = engine.manifest.model_copy(update={"files": files})
+    return Artifact(engine.path / variant, manifest, engine.spec.of_variant(variant))
+
+
 def copy_engine(source: Artifact[EngineSpec], variant: str, folder: Path) -> EngineSpec:
     """Put one of the builds of an engine into `folder`, "" for that which is no variant; its description."""
     copy_files(source, folder)

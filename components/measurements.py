@@ -200,6 +200,11 @@ class EngineFigures(Config):
     unquoted: dict[str, str] = Field(default_factory=dict)  # figure -> why it is None: "350 of 662 samples"
     round_spread: float | None = None  # (largest - smallest p50 of a round) / p50 of all
 
+    @property
+    def variant(self) -> str:
+        """Which of `EngineSpec.variants` these are of."""
+        return self.settings.variant if self.settings else ""
+
 
 class OutputFigures(Config):
     """One output of an engine beside the reference's, over the same requests at batch 1.

@@ -45,7 +45,7 @@ def run(
         reference_figures=reference_figures,
         verdicts=decision.verdicts,
     )
-    spec = copy_engine(chosen, figures.settings.variant if figures.settings else "", out.path)
+    spec = copy_engine(chosen, figures.variant, out.path)
     write_text_atomic(out.path / DECISION_FILE, record.model_dump_json(indent=1))
     return Result(spec, _metrics(config, decision, figures, reference_figures))
 

@@ -108,7 +108,9 @@ class SimulatedBench(Bench):
     def __init__(self, machine: SimulatedMachine, config: BenchmarkConfig, scratch: Path) -> None:
         self.machine = machine
         subjects = {name: SimulatedSubject() for name in machine.engines}
-        super().__init__(subjects, scratch / "inputs.npz", config, Output(scratch / "out", scratch, threads=2))
+        super().__init__(
+            subjects, scratch / "inputs.npz", config, Output(scratch / "out", scratch, threads=2)
+        )
 
     def now_s(self) -> float:  # type: ignore[override]
         """The machine's clock."""

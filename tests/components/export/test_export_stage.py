@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from components.artifacts import copy_engine, open_artifact, read_manifest
+from components.artifacts import build_of, copy_engine, open_artifact, read_manifest
 from components.benchmark.subjects import EngineSubject
 from components.compress import Quantize
 from components.compress import stage as compress
@@ -245,6 +245,13 @@ def test_a_build_that_the_gate_refuses_is_left_out(run_stage, quantized_model, d
     assert not engine.spec.variants and engine.spec.identity["activations"] == "uint8"
     assert "there is no build with int8 activations: too far off" in engine.spec.notes
     assert not any(SIGNED in name for name in engine.manifest.files)
+
+
+def test_a_build_is_an_artifact_of_its_own(onnx_int8):
+    signed = build_of(onnx_int8, SIGNED)
+    assert signed.spec.identity["activations"] == "int8" and signed.digest == onnx_int8.digest
+    assert signed.file("test_logits.npy") == onnx_int8.path / SIGNED / "test_logits.npy"
+    assert build_of(onnx_int8, "") is onnx_int8
 
 
 @pytest.mark.parametrize("variant", ["", SIGNED])
