@@ -476,7 +476,7 @@ def copy_files(source: Artifact[Any], folder: Path) -> None:
 
 
 def build_of(engine: Artifact[EngineSpec], variant: str) -> Artifact[EngineSpec]:
-    """The build `variant` of an engine as an artifact of its own, but for the golden inputs; "" is `engine`."""
+    """The build `variant` of an engine as an artifact of its own (no golden inputs); "" is `engine`."""
     if not variant:
         return engine
     folder = f"{variant}/"
