@@ -89,16 +89,21 @@ class EngineSettings(Config):
     """How an engine was run: what its figures hold for, and what whoever serves it has to set.
 
     spinning: whether its waiting threads spin rather than sleep; None where its runtime has no such switch,
-    or was left at its default.
+    or was left at its default. variant: which of `EngineSpec.variants`; "" is the engine as it was built.
     """
 
     threads: int = Field(ge=1)
     spinning: bool | None = None
+    variant: str = ""
 
     def __str__(self) -> str:
-        """In words: "2 threads, spinning"."""
-        threads = f"{self.threads} thread{'s' if self.threads > 1 else ''}"
-        return threads if self.spinning is None else f"{threads}, {'' if self.spinning else 'not '}spinning"
+        """In words: "2 threads, spinning, int8 activations"."""
+        told = [f"{self.threads} thread{'s' if self.threads > 1 else ''}"]
+        if self.spinning is not None:
+            told.append("spinning" if self.spinning else "not spinning")
+        if self.variant:
+            told.append(self.variant.replace("-", " "))
+        return ", ".join(told)
 
 
 class CoreState(Config):
@@ -194,6 +199,11 @@ class EngineFigures(Config):
     samples: int = 0  # undisturbed requests at batch 1, all rounds together
     unquoted: dict[str, str] = Field(default_factory=dict)  # figure -> why it is None: "350 of 662 samples"
     round_spread: float | None = None  # (largest - smallest p50 of a round) / p50 of all
+
+    @property
+    def variant(self) -> str:
+        """Which of `EngineSpec.variants` these are of."""
+        return self.settings.variant if self.settings else ""
 
 
 class OutputFigures(Config):

@@ -122,10 +122,8 @@ def how_in_words(found: Quantized) -> list[str]:
     """How it was quantized, sentence by sentence."""
     counts = ", ".join(f"{count} {op}" for op, count in found.quantized.items())
     left = ", ".join(f"{count} {op}" for op, count in found.left.items()) or "none"
-    timed = "; ".join(f"{kind} {plain(ms)} ms" for kind, ms in found.latencies_ms.items())
     return [
-        f"Weights: int8 per channel, {found.weight_bits} bits. Activations: {found.activations}"
-        f"{f' (a request on one thread: {timed})' if timed else ''}.",
+        f"Weights: int8 per channel, {found.weight_bits} bits. Activations: {found.activations}.",
         f"Calibrated on {_samples(found.calibrated)}, "
         f"judged on {_samples(found.judgement.samples, 'other ')}.",
         f"In int8: {counts}. In fp32: {left}.",

@@ -24,7 +24,7 @@ from components import tracking
 from components.artifacts import MANIFEST, Artifact, EngineSpec, copy_files
 from components.errors import ConfigInvalid
 from components.register.champion import Standing, judge
-from components.register.references import DIGEST_TAG
+from components.register.references import DIGEST_TAG, FILE_TAG
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -105,9 +105,14 @@ def _version(client: MlflowClient, uri: str, entry: Entry, scratch: Path) -> Mod
 
 
 def _versions(client: MlflowClient, entry: Entry) -> list[ModelVersion]:
-    """The versions of this very engine, the lowest first."""
+    """The versions of this very engine, and of its variants the same; the lowest first."""
     query = f"name = '{entry.model_name}' and tags.`{DIGEST_TAG}` = '{entry.engine_digest}'"
-    return sorted(client.search_model_versions(query), key=lambda version: int(version.version))
+    same = (
+        version
+        for version in client.search_model_versions(query)
+        if version.tags.get(FILE_TAG) == entry.tags[FILE_TAG]
+    )
+    return sorted(same, key=lambda version: int(version.version))
 
 
 def _upload(client: MlflowClient, experiment: str, entry: Entry, scratch: Path) -> str:

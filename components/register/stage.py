@@ -12,7 +12,7 @@ from components.errors import ConfigInvalid, StageFailed
 from components.goals import DECISION_FILE, DecisionRecord
 from components.measurements import MeasurementsSpec
 from components.register.champion import STANDING_TAG, Standing, conditions
-from components.register.references import MEASUREMENTS_TAG
+from components.register.references import FILE_TAG, MEASUREMENTS_TAG
 
 # Without a dot: "hpml." and "mlflow." begin the names of others.
 _TagName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_ -]{0,99}$")]
@@ -86,7 +86,7 @@ def _tags(engine: Artifact[EngineSpec], decision: DecisionRecord, standing: Stan
         "hpml.parents": canonical_json(lineage.parents),
         "hpml.code_digest": lineage.code_digest,
         "hpml.file": spec.file,
-        "hpml.file_sha256": engine.manifest.files[spec.file].sha256,
+        FILE_TAG: engine.manifest.files[spec.file].sha256,
         "hpml.size_bytes": str(spec.size_bytes),
         STANDING_TAG: standing.model_dump_json(),
     }

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from components.artifacts import Artifact, EngineSpec, copy_files, write_text_atomic
+from components.artifacts import Artifact, EngineSpec, copy_engine, write_text_atomic
 from components.contract import Output, Result
 from components.errors import GateFailed, StageFailed
 from components.goals import (
@@ -23,7 +23,7 @@ def run(
     engines: dict[str, Artifact[EngineSpec]],
     out: Output,
 ) -> Result[EngineSpec]:
-    """Write the chosen engine itself, with `decision.json` beside its files.
+    """Write the chosen engine itself, of its variants the one that was measured, with `decision.json`.
 
     Raises GateFailed naming the nearest engine and what it misses if none meets the goals, and StageFailed
     if `measured` is not about these engines.
@@ -45,9 +45,9 @@ def run(
         reference_figures=reference_figures,
         verdicts=decision.verdicts,
     )
-    copy_files(chosen, out.path)
+    spec = copy_engine(chosen, figures.variant, out.path)
     write_text_atomic(out.path / DECISION_FILE, record.model_dump_json(indent=1))
-    return Result(chosen.spec, _metrics(config, decision, figures, reference_figures))
+    return Result(spec, _metrics(config, decision, figures, reference_figures))
 
 
 def _check_measured(measured: Artifact[MeasurementsSpec], engines: dict[str, Artifact[EngineSpec]]) -> None:

@@ -36,15 +36,16 @@ class Built:
     file: what the runtime opens. companions: files beside it that no runtime opens; they do not count as the
     engine's size. identity: what the engine is bound to, and the runtime's version.
     notes: choices made while building that a reader should know; they are part of the artifact's identity,
-    so they hold no timings. metrics: figures behind those choices.
+    so they hold no timings. variants: the same built otherwise, each in the output folder's folder of that
+    name, where only a measurement can say which is faster.
     """
 
     file: str
     precision: Precision
     identity: dict[str, str]
     notes: tuple[str, ...] = field(default_factory=tuple)
-    metrics: Mapping[str, float] = field(default_factory=dict)
     companions: tuple[str, ...] = ()
+    variants: Mapping[str, Built] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -18,14 +20,18 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from components.targets.onnx_int8 import Activations, Choice
+    from components.targets.onnx_int8 import Activations
 
 FILE = "model.onnx"
 _FEW_THREADS = 4
 
 
 class Onnx(Target):
-    """One `model.onnx` with a free batch; int8 where the model carries a quantization spec."""
+    """One `model.onnx` with a free batch; int8 where the model carries a quantization spec.
+
+    Whether signed or unsigned activations are faster depends on the machine and is for the benchmark to say:
+    unless the spec says which, the engine comes with both.
+    """
 
     target: Literal["onnx"] = "onnx"
     opset: int = Field(default=20, ge=18, le=23)
@@ -42,13 +48,16 @@ class Onnx(Target):
         import onnxruntime
 
         from components import models
-        from components.targets.onnx_graph import export_graph, nodes_of_layers, save_graph
+        from components.targets.onnx_graph import export_graph, nodes_of_layers, save_graph, to_int8
+        from components.targets.onnx_int8 import (
+            SEVEN_BITS,
+            candidate_activations,
+            needs_7_bits,
+            variant_of,
+        )
 
         quantization = model.spec.quantization
         graph = export_graph(models.load(model), model.spec.input, opset=self.opset)
-        excluded = nodes_of_layers(graph, quantization.excluded_layers) if quantization else []
-        file = out.path / FILE
-        save_graph(graph, file)
         identity = {
             "runtime": f"onnxruntime {onnxruntime.__version__}",
             "opset": str(self.opset),
@@ -56,11 +65,32 @@ class Onnx(Target):
             "cpu_flags": " ".join(hardware.cpu_flags()),
         }
         if quantization is None:
+            save_graph(graph, out.path / FILE)
             return Built(FILE, "fp32", identity)
-        choice = _quantize(file, quantization, excluded, calibration(model, data), out)
-        identity |= {"activations": choice.activations, "weight_bits": str(choice.weight_bits)}
-        metrics = {f"latency_ms_{kind}_activations": value for kind, value in choice.latencies_ms.items()}
-        return Built(FILE, "int8", identity, choice.notes, metrics)
+        excluded = nodes_of_layers(graph, quantization.excluded_layers)
+        samples = calibration(model, data)
+
+        def in_int8(activations: Activations, folder: Path) -> Built:
+            folder.mkdir(exist_ok=True)
+            seven_bits = needs_7_bits(activations)
+            to_int8(
+                fp32,
+                folder / FILE,
+                quantization,
+                samples,
+                activations=activations,
+                excluded_nodes=excluded,
+                reduce_range=seven_bits,
+            )
+            told = {"activations": activations, "weight_bits": "7" if seven_bits else "8"}
+            return Built(FILE, "int8", identity | told, (SEVEN_BITS,) if seven_bits else ())
+
+        with tempfile.TemporaryDirectory(dir=out.scratch) as scratch:
+            fp32 = Path(scratch) / FILE
+            save_graph(graph, fp32)
+            default, *others = candidate_activations(quantization.activations)
+            variants = {variant_of(kind): in_int8(kind, out.path / variant_of(kind)) for kind in others}
+            return replace(in_int8(default, out.path), variants=variants)
 
     def _device(self, quantization: QuantizationSpec | None) -> str:
         from components.targets.onnx_session import has_cuda
@@ -132,27 +162,3 @@ def products_saturate() -> bool:
     """Whether this CPU adds pairs of uint8 x int8 products in 16 bits, where large weights overflow."""
     flags = hardware.cpu_flags()
     return "avx2" in flags and not {"avx512_vnni", "avx_vnni"} & set(flags)
-
-
-def _quantize(
-    file: Path, spec: QuantizationSpec, excluded: list[str], x_nchw: NDArray[np.float32], out: Output
-) -> Choice:
-    """Replace the fp32 graph in `file` by its int8 one."""
-    import onnx
-
-    from components.targets.onnx_graph import to_int8
-    from components.targets.onnx_int8 import choose_activations, needs_7_bits
-
-    def write(place: Path, activations: Activations) -> None:
-        to_int8(
-            file,
-            place,
-            spec,
-            x_nchw,
-            activations=activations,
-            excluded_nodes=excluded,
-            reduce_range=needs_7_bits(activations),
-        )
-
-    request = {onnx.load(file).graph.input[0].name: x_nchw[:1]}
-    return choose_activations(write, spec.activations, request, file, scratch=out.scratch)

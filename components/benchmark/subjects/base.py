@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -35,6 +35,14 @@ class Opened:
     outputs: Callable[[Arrays], dict[str, Any]] | None = None
 
 
+def of_each_variant(
+    settings: Iterable[EngineSettings], variants: Iterable[str]
+) -> tuple[EngineSettings, ...]:
+    """`settings` for the default build of an engine, then for each of `variants`."""
+    known = tuple(settings)
+    return known + tuple(one.model_copy(update={"variant": name}) for name in variants for one in known)
+
+
 class Subject(Config, ABC):
     """Base of the subjects. A subclass adds `subject: Literal["its-name"]`, its options, and `open`."""
 
@@ -51,6 +59,10 @@ class Subject(Config, ABC):
     def candidates(self, threads: int) -> tuple[EngineSettings, ...]:
         """The settings worth trying with at most `threads` threads, those of its runtime's default first."""
         return (EngineSettings(threads=threads),)
+
+    def of_variant(self, name: str) -> Subject:
+        """The build of it that `EngineSettings.variant` names; most have but one."""
+        return self
 
     def check(self, opened: Opened) -> None:
         """Raise StageFailed if it does not answer as it should. Called after the first answer."""

@@ -7,7 +7,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from components.benchmark.subjects.base import Opened
+from pydantic import Field
+
+from components.benchmark.subjects.base import Opened, of_each_variant
 from components.benchmark.subjects.tensors import FromOutside, Signature, tensor_of
 from components.errors import ConfigInvalid, StageFailed
 from components.measurements import EngineSettings
@@ -15,10 +17,11 @@ from components.targets.onnx import cpu_candidates
 
 
 class OnnxSubject(FromOutside):
-    """The file `file`, with any number of inputs."""
+    """The file `file`, with any number of inputs. variants: the same model built otherwise, by name."""
 
     subject: Literal["onnx"] = "onnx"
     file: Path
+    variants: dict[str, Path] = Field(default_factory=dict)
     device: Literal["cpu", "cuda"] = "cpu"
 
     def signature(self, sizes: Mapping[str, int]) -> Signature:
@@ -92,8 +95,13 @@ class OnnxSubject(FromOutside):
         )
 
     def candidates(self, threads: int) -> tuple[EngineSettings, ...]:
-        """See `components.targets.onnx.cpu_candidates`; on a GPU one."""
-        return cpu_candidates(threads) if self.device == "cpu" else super().candidates(threads)
+        """See `components.targets.onnx.cpu_candidates`, on a GPU one; for each of its builds."""
+        alone = cpu_candidates(threads) if self.device == "cpu" else super().candidates(threads)
+        return of_each_variant(alone, self.variants)
+
+    def of_variant(self, name: str) -> OnnxSubject:
+        """The file of that build."""
+        return self.model_copy(update={"file": self.variants[name]}) if name else self
 
 
 def _data_type(value: Any) -> str:

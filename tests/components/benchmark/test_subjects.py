@@ -428,6 +428,13 @@ def test_onnx_runtime_is_tried_with_fewer_threads_and_without_spinning(tmp_path:
     assert len(OnnxSubject(file=tmp_path / "any.onnx", device="cuda").candidates(8)) == 1
 
 
+def test_each_build_of_a_file_is_tried(tmp_path: Path) -> None:
+    signed = tmp_path / "signed.onnx"
+    subject = OnnxSubject(file=tmp_path / "any.onnx", variants={"signed": signed})
+    assert [settings.variant for settings in subject.candidates(1)] == ["", "signed"]
+    assert subject.of_variant("").file == subject.file and subject.of_variant("signed").file == signed
+
+
 @pytest.mark.parametrize(("spinning", "entry"), [(None, None), (True, "1"), (False, "0")])
 def test_spinning_is_left_to_onnx_runtime_unless_it_is_said(spinning: bool | None, entry: str | None) -> None:
     options = session_options(2, spinning)

@@ -104,13 +104,13 @@ def measured(
 
 
 def chosen_and_registered(
-    place: Path, exported: Artifact[EngineSpec], settings: EngineSettings | None = None
+    place: Path, exported: Artifact[EngineSpec], settings: EngineSettings | None = None, registry: str = ""
 ) -> Deployable:
-    """The engine, chosen, and registered as version 1 of "digits"."""
+    """The engine, chosen, and registered as a version of "digits", the first where there is no registry."""
     figures = measured(place / "measured", exported, settings)
     engines = {"reference": exported, "variant": exported}
     chosen = perform(place / "chosen", select.run, Goals(), measured=figures, engines=engines)
-    registry = f"sqlite:///{place / 'mlflow.db'}"
+    registry = registry or f"sqlite:///{place / 'mlflow.db'}"
     config = RegisterConfig(model_name="digits")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", registry)
@@ -142,6 +142,25 @@ def deployable_eager(
     return chosen_and_registered(place, exported)
 
 
+def exported_int8(
+    place: Path, model: Artifact[ModelSpec], data: Artifact[DatasetSpec], activations: Any
+) -> Artifact[EngineSpec]:
+    """`model` as an ONNX engine in int8."""
+    shutil.copytree(model.path, place / "model")
+    (place / "model" / "manifest.json").unlink()
+    quantization = QuantizationSpec(
+        scheme="static",
+        weights="int8-per-channel",
+        activations=activations,
+        calibration="minmax",
+        calibration_rows=tuple(range(64)),
+    )
+    spec = model.spec.model_copy(update={"quantization": quantization})
+    seal_artifact(place / "model", spec=spec, metrics={}, lineage=lineage())
+    quantized = open_artifact(place / "model", kind="model")
+    return perform(place / "exported", export.run, Onnx(), model=quantized, data=data)
+
+
 @pytest.fixture(scope="session")
 def deployable_int8(
     small_model: Artifact[ModelSpec],
@@ -150,20 +169,7 @@ def deployable_int8(
 ) -> Deployable:
     """The small network as an ONNX engine in int8."""
     place = tmp_path_factory.mktemp("deployable-int8")
-    shutil.copytree(small_model.path, place / "model")
-    (place / "model" / "manifest.json").unlink()
-    quantization = QuantizationSpec(
-        scheme="static",
-        weights="int8-per-channel",
-        activations="uint8",
-        calibration="minmax",
-        calibration_rows=tuple(range(64)),
-    )
-    spec = small_model.spec.model_copy(update={"quantization": quantization})
-    seal_artifact(place / "model", spec=spec, metrics={}, lineage=lineage())
-    model = open_artifact(place / "model", kind="model")
-    exported = perform(place / "exported", export.run, Onnx(), model=model, data=digits_data)
-    return chosen_and_registered(place, exported)
+    return chosen_and_registered(place, exported_int8(place, small_model, digits_data, "uint8"))
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,8 @@ from components.deploy import stage as deploy
 from components.deploy.stage import DeployConfig
 from components.errors import GateFailed, StageFailed
 from components.images import load_split
-from tests.components.deploy.conftest import resealed
+from components.measurements import EngineSettings
+from tests.components.deploy.conftest import chosen_and_registered, exported_int8, resealed
 
 ENGINE = "model_repository/digits/1/model.onnx"
 
@@ -444,6 +445,26 @@ def test_an_int8_engine(deployable_int8: Any, run_stage: Callable[..., Any]) -> 
     done = python(bundle.path, "bundle.py")
     assert (done.returncode, done.stderr) == (0, "")
     assert "int8" in bundle.file("README.md").read_text()
+
+
+def test_of_an_engine_with_variants_the_measured_one_is_shipped(
+    tmp_path: Path, small_model: Any, digits_data: Any, run_stage: Callable[..., Any]
+) -> None:
+    exported, registry = exported_int8(tmp_path, small_model, digits_data, "auto"), ""
+    for version, variant in enumerate(("", "int8-activations"), 1):
+        place = tmp_path / f"version {version}"
+        place.mkdir()
+        settings = EngineSettings(threads=1, variant=variant)
+        found = chosen_and_registered(place, exported, settings, registry)
+        assert found.version.spec.version == version  # they are two models in the registry
+        registry = found.registry
+        bundle = run_stage(deploy.run, DeployConfig(), engine=found.engine, version=found.version)
+        told = json.loads(bundle.file("bundle.json").read_text())
+        assert told["engine"]["identity"]["activations"] == ("int8" if variant else "uint8")
+        assert (bundle.path / told["file"]).read_bytes() == (
+            exported.path / variant / "model.onnx"
+        ).read_bytes()
+        assert len([name for name in bundle.manifest.files if name.endswith(".onnx")]) == 1
 
 
 def test_an_engine_of_another_runtime_is_checked_by_its_own_loader(
