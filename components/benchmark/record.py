@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from components import regular_files
-from components.benchmark.stage import BenchmarkConfig
+from components.benchmark.stage import BenchmarkConfig, Quiet
 from components.contract import Config
 from components.errors import ConfigInvalid
 from components.measurements import (
@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 RECORD, SAMPLES, TABLE, PAGE = "bench.json", "samples.npz", "bench.csv", "bench.html"
 _LARGEST_SAMPLES = 2 * 1024**3  # bytes, unpacked
 _LARGEST_RECORD = 64 * 1024**2
+_RETIRED = ("requests_per_round", "images_per_round")
 _ELSEWHERE = "not measured: it runs on a server"
 
 
@@ -76,6 +77,17 @@ class BenchRecord(Config):
     outputs: dict[str, OutputComparison] = Field(
         default_factory=dict
     )  # of each subject, beside the reference's
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_versions_before(cls, given: Any) -> Any:
+        """Without the settings of the benchmark that only versions before had."""
+        config = given.get("config") if isinstance(given, dict) else None
+        if not isinstance(config, dict):
+            return given
+        kept = {key: value for key, value in config.items() if key not in _RETIRED}
+        limits = {key: value for key, value in kept.get("quiet", {}).items() if key in Quiet.model_fields}
+        return {**given, "config": {**kept, "quiet": limits}}
 
 
 def subject_record(name: str, kind: str, known: Mapping[str, Any], timed: Timed) -> SubjectRecord:

@@ -190,7 +190,7 @@ def _agree(bench: Bench, scenario: str, one: Asked, other: Asked) -> bool:
         for index in range(PAIRS):
             turn = [("one", one), ("other", other)]
             for name, asked in turn if index % 2 else reversed(turn):
-                replies[name].append(bench.take("conv", asked.do, "being compared", **asked.arguments)[0])
+                replies[name].append(bench.take("conv", asked.do, "being compared", **asked.arguments))
         ratio = np.median([_ratio(scenario, a, b) for a, b in zip(*replies.values(), strict=True)])
         intervals = [_figure(scenario, of_one) for of_one in replies.values()]
         if intervals[0].overlaps(intervals[1]) and 1 / 1.2 < ratio < 1.2:
