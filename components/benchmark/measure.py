@@ -6,7 +6,7 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from components.artifacts import Artifact, DatasetSpec, EngineSpec
+from components.artifacts import Artifact, DatasetSpec, EngineSpec, build_of
 from components.benchmark.accuracy import paired_accuracies
 from components.benchmark.environment import describe
 from components.benchmark.figures import best_fp32, figures, timings
@@ -108,6 +108,8 @@ def _figures(
     config: BenchmarkConfig, engines: Engines, data: Artifact[DatasetSpec], timed: Timed, fastest_fp32: str
 ) -> dict[str, EngineFigures]:
     names = list(timed.launches)
+    measured = {name: build_of(engines[name], timed.settings[name].variant) for name in names}
+    engines = {**engines, **measured}
     timings_of = timings(timed.rounds, config, names, fastest_fp32=fastest_fp32, busy=timed.conditions.busy)
     described = figures(
         engines,

@@ -134,7 +134,7 @@ class Bench:
         loaded = process.ask(
             "load",
             "loading",
-            subject=subject.model_dump(mode="json"),
+            subject=subject.of_variant(settings.variant).model_dump(mode="json"),
             inputs=str(self.inputs),
             batch_sizes=batch_sizes(self.config),
             threads=settings.threads,

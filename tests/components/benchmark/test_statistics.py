@@ -38,7 +38,10 @@ def test_samples_needed_are_those_of_loadgens_early_stopping() -> None:
     assert [samples_needed(level) for level in (0.9, 0.99, 0.999)] == [64, 662, 6636]
 
 
-@pytest.mark.parametrize(("degrees", "table"), [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262), (19, 2.093), (49, 2.010)])
+@pytest.mark.parametrize(
+    ("degrees", "table"),
+    [(1, 12.706), (2, 4.303), (3, 3.182), (4, 2.776), (9, 2.262), (19, 2.093), (49, 2.010)],
+)
 def test_student_t_agrees_with_the_table(degrees: int, table: float) -> None:
     assert student_t(0.975, degrees) == pytest.approx(table, rel=3e-4)
 
