@@ -40,12 +40,21 @@ def show(home: Path, record: RunRecord, output: str) -> bool:
         _print_json(record, measured, decision, paths)
     elif measured and decision and output == "markdown":
         print(console.variants_markdown(measured.spec, decision))
+        if measured.spec.incomplete:
+            print(f"\n{_warning(record, measured.spec)}")
     elif measured and decision:
         console.print_variants(measured.spec, decision)
         console.out.print(Text(decision.reason), soft_wrap=True)
+        if measured.spec.incomplete:
+            console.out.print(Text(_warning(record, measured.spec), style="yellow"), soft_wrap=True)
         for name, path in paths.items():
             console.out.print(Text(f"{name}: {path}"), soft_wrap=True)
     return measured is not None
+
+
+def _warning(record: RunRecord, measured: MeasurementsSpec) -> str:
+    """What is not measured, and the command that completes it."""
+    return f"WARNING: not all is measured: {measured.incomplete}; to go on measuring: hpml bench {record.id}"
 
 
 def _measurements(home: Path, record: RunRecord) -> Artifact[MeasurementsSpec] | None:
@@ -67,6 +76,8 @@ def _print_json(
         "seconds": record.seconds,
         "chosen": decision.chosen if decision else None,
         "reason": decision.reason if decision else "",
+        "undecided": decision.undecided if decision else "",
+        "unverified": decision.unverified if decision else (),
         "measurements": measured.spec.model_dump(mode="json") if measured else None,
         "verdicts": {name: vars(verdict) for name, verdict in decision.verdicts.items()} if decision else {},
         "steps": {name: step.model_dump(mode="json") for name, step in record.steps.items()},

@@ -52,3 +52,10 @@ def shorten(text: str, length: int) -> str:
         return text
     head = (length - 1) // 2
     return f"{text[:head]}…{text[len(text) - (length - 1 - head) :]}"
+
+
+def sentence(text: str) -> str:
+    """`text` with a full stop, and with a capital unless it begins with a name such as fp32/onnx."""
+    first = text.partition(" ")[0].rstrip(",:;.")
+    begun = f"{text[:1].upper()}{text[1:]}" if first.isalpha() or "'" in first else text
+    return begun if begun.endswith(".") else f"{begun}."
