@@ -788,7 +788,7 @@ def init(
     data: Annotated[str, typer.Option(help="mnist5k, digits, or a folder, archive or .npz of yours.")] = "",
     model: Annotated[str, typer.Option(help="cnn, resnet18, vit, or package.module:callable.")] = "",
     max_accuracy_drop: Annotated[
-        float | None, typer.Option(help="Accuracy you would give for speed; 0.01 is one point.")
+        float | None, typer.Option(help="Top-1 accuracy you would trade for speed; 0.01: one point.")
     ] = None,
 ) -> None:
     """Write a new recipe from three answers."""

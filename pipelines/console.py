@@ -28,6 +28,7 @@ err = Console(stderr=True, highlight=False)
 _PLAIN_EVERY_S = 10.0
 _NAME_WIDTH = 20  # what the other columns leave of 80
 _COLUMNS = ("top-1 %", "MB", "p50 ms", "p99 ms", "x eager", "x fp32")
+_NOT_MEASURED = NOT_MEASURED.replace(" ", "\n")  # in a narrow cell
 _MARKS = {
     "done": "[green]done[/]",
     "cached": "[cyan]cached[/]",
@@ -205,9 +206,9 @@ def variants_markdown(measured: MeasurementsSpec, decision: Decision) -> str:
 
 
 def _on_one_line(cell: str) -> str:
+    if cell == _NOT_MEASURED:
+        return NOT_MEASURED
     value, *more = cell.split("\n")
-    if value == "not":
-        return " ".join((value, *more))
     return f"{value} ({'; '.join(more)})" if more else value
 
 
@@ -235,7 +236,7 @@ def _figure(figures: EngineFigures, figure: str, *, decimals: int = 3) -> Text:
     """The figure with its interval, and below what it is in each state of the cores."""
     interval = getattr(figures, figure)
     if interval is None:
-        return Text(NOT_MEASURED.replace(" ", "\n") if why_absent(figures, figure) else "-")
+        return Text(_NOT_MEASURED if why_absent(figures, figure) else "-")
     states = [f"\n{state} {value}" for state, value in by_state(figures, figure)]
     is_itself = interval.low == interval.high
     return _interval(interval, decimals=decimals) + Text("" if is_itself else "".join(states), style="dim")
