@@ -208,7 +208,7 @@ def _unverified(goals: Goals, figures: EngineFigures) -> tuple[str, ...]:
     if goals.max_latency_ms_p99 is None or figures.latency_ms_p99 is not None:
         return ()
     why = figures.unquoted.get("latency_ms_p99") or figures.reason
-    because = f" ({why})" if why else ""
+    because = f": {why}" if why else ""
     return (f"latency p99, allowed {goals.max_latency_ms_p99:g} ms, is not measured{because}",)
 
 
@@ -304,7 +304,7 @@ class _Race:
         beaters = self._beaters(name)
         beater = self.chosen if self.chosen in beaters else beaters[0]
         ratio = self._ratio(beater, name)
-        by = f" {ratio.value:.3g} times ({ratio.low:.3g} to {ratio.high:.3g})" if ratio else ""
+        by = f" {ratio.value:.2f} times ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else ""
         return f"{describe(self.objective, self._figures[name])}, beaten by {beater}{by}"
 
     def _rivals(self) -> list[str]:

@@ -25,7 +25,7 @@ from components.page.elements import (
     keyed,
     table,
 )
-from components.page.format import ABSENT, TIMES, bounds, percent, plain, sentence, shorten
+from components.page.format import ABSENT, TIMES, bounds, percent, plain, shorten
 from components.page.markup import Child, node
 from components.page.measured import (
     engine_cell,
@@ -153,7 +153,7 @@ def _states_note(measurements: MeasurementsSpec) -> Element | None:
     ]
     return node(
         "div",
-        node("p", f"{sentence(over_the_mixture(states))} Speed in each state:", class_="note"),
+        node("p", f"p50 and speed are {over_the_mixture(states)}. Speed in each state:", class_="note"),
         node("ul", ratios, class_="note"),
     )
 

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 _PAUSE_S = 20.0  # without a round for longer, measuring had stopped: the time is cut out
-_MOST_DOTS = 1000  # of an engine
+_MOST_DOTS = 3000  # of a picture
 _UNKNOWN = "k0"  # the colour of rounds whose state is not known
 _MINUTES_FROM_S = 180.0
 
@@ -101,7 +101,7 @@ def _state_class(index: int) -> str:
 
 
 def _every(seen: LatencyOverTime) -> int:
-    return math.ceil(len(seen.at_s) / _MOST_DOTS)
+    return max(1, math.ceil(len(seen.at_s) * len(seen.p50_ms) / _MOST_DOTS))
 
 
 def over_time_picture(
@@ -124,8 +124,10 @@ def over_time_picture(
     drawn += [line(x(at / unit_s), 4, x(at / unit_s), bottom, "floor") for at in pauses_s]
     of_state = {int(index): _state_class(int(index)) for index in np.unique(seen.state)}
     for row, (name, p50_ms) in enumerate(shown.items()):
-        top = 8 + pitch * row + (20 if narrow else 6)
-        y = _row_scale(p50_ms, top, 8 + pitch * (row + 1) - 8)
+        top = 8 + pitch * row
+        if row:
+            drawn.append(line(4, top, width - 12, top, "rule"))
+        y = _row_scale(p50_ms, top + (24 if narrow else 8), top + pitch - 8)
         drawn += _row_axis(name, y, x, narrow)
         for index, class_ in of_state.items():
             chosen = (seen.state == index) & np.isfinite(p50_ms)

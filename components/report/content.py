@@ -185,7 +185,7 @@ def _samples(measured: Artifact[MeasurementsSpec], engines: Iterable[str]) -> di
         with np.load(file, allow_pickle=False) as arrays:
             samples = {name: arrays[name] for name in arrays.files if name.endswith("@1")}
     except ValueError as error:
-        raise StageFailed(f"{file} does not hold samples", why=str(error)) from None
+        raise StageFailed(f"{file} does not hold the samples of the engines", why=str(error)) from None
     absent = [
         name
         for name in engines

@@ -139,7 +139,7 @@ def _headline(content: Content) -> Element:
         node("h1", breakable(decision.chosen)),
         node("p", sentence(decision.verdicts[decision.chosen].reason), class_="lead"),
         node("p", _goals_in_words(content.goals), class_="note"),
-        [node("p", f"Not verified: {sentence(goal)}", class_="warning") for goal in decision.unverified],
+        [node("p", sentence(f"not verified: {goal}"), class_="warning") for goal in decision.unverified],
         _what_is_missing(content),
         _tiles(content, content.measurements.engines[decision.chosen]),
     )
@@ -255,8 +255,7 @@ def _figures_row(
     ]
     shown = [node("td", cell, data_label=column) for column, cell in zip(columns, cells, strict=False)]
     badge = node("span", verdict.outcome, class_=f"badge {verdict.outcome.replace(' ', '-')}")
-    reasons = [verdict.reason, *(f"not verified: {goal}" for goal in verdict.unverified)]
-    told = node("small", "; ".join(reasons))
+    told = node("small", f"{verdict.reason}{'; not verified' if verdict.unverified else ''}")
     shown.append(node("td", badge, told, class_="verdict", data_label="verdict"))
     return node("tr", shown, class_="chosen" if verdict.outcome == "chosen" else None)
 
@@ -277,7 +276,7 @@ def _latency_section(content: Content, classes: dict[str, str]) -> Element | Non
     if not content.latency_ms:
         return None
     measurements = content.measurements
-    slices = f", each for {plain(measurements.slice_ms)} ms" if measurements.slice_ms else ""
+    slices = f", each for {measurements.slice_ms:g} ms" if measurements.slice_ms else ""
     caption = (
         f"{measurements.rounds} rounds; in each, all engines in random order{slices}. Each density is scaled "
         "to its own height; the slowest requests, beyond the axis, are in the samples."

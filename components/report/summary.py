@@ -52,10 +52,10 @@ def _conditions(measured: MeasurementsSpec) -> str:
 def _doubts(figures: Mapping[str, Any], measured: MeasurementsSpec) -> list[str]:
     """What is not verified and not measured, and what completes it."""
     verdict = figures["verdicts"].get(figures["chosen"], {})
-    told = [f"**Not verified:** {_text(sentence(goal))}" for goal in verdict.get("unverified", ())]
+    told = [f"**Not verified:** {_text(goal)}." for goal in verdict.get("unverified", ())]
     if measured.incomplete:
         told.append(
-            f"**Not all is measured.** {_text(sentence(measured.incomplete))} "
+            f"**Not all is measured:** {_text(measured.incomplete)}. "
             f"`{COMPLETION}`, with the name of the run for RUN, goes on where measuring stopped."
         )
     return [line for one in told for line in (one, "")]

@@ -87,7 +87,6 @@ def measured(place: Path, engine: Artifact[EngineSpec]) -> Artifact[Measurements
         best_fp32="reference",
         engines={"reference": figures, "variant": figures},
         rounds=1,
-        requests_per_round=1,
         threads=1,
         seed=0,
         environment={},

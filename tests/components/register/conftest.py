@@ -103,7 +103,6 @@ def choose(tmp_path: Path, run_stage: Callable[..., Artifact[Any]]) -> Callable[
                 "int8/onnx": _figures(engines["int8/onnx"], p50),
             },
             rounds=1,
-            requests_per_round=1,
             threads=threads,
             seed=0,
             environment={**hardware.identity(), "cpu": cpu, "load_average_1_min": f"{count}"},
