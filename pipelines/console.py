@@ -168,7 +168,7 @@ def variants_in_words(measured: MeasurementsSpec) -> list[str]:
     ]
     mixed, conditions = over_the_mixture(measured.states), measured.conditions
     if mixed:
-        told.append(f"p50 and x are {mixed}; below them what they are in each state of the cores.")
+        told.append(f"p50 and x are {mixed}; beside them what they are in each state of the cores.")
     if conditions.slices:
         told.append(f"{undisturbed(conditions)} slices were undisturbed; only these are in the figures.")
     return told
