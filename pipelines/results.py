@@ -41,20 +41,15 @@ def show(home: Path, record: RunRecord, output: str) -> bool:
     elif measured and decision and output == "markdown":
         print(console.variants_markdown(measured.spec, decision))
         if measured.spec.incomplete:
-            print(f"\n{_warning(record, measured.spec)}")
+            print(
+                f"\nNot all is measured: {measured.spec.incomplete}. To complete it: hpml bench {record.id}"
+            )
     elif measured and decision:
         console.print_variants(measured.spec, decision)
         console.out.print(Text(decision.reason), soft_wrap=True)
-        if measured.spec.incomplete:
-            console.out.print(Text(_warning(record, measured.spec), style="yellow"), soft_wrap=True)
         for name, path in paths.items():
             console.out.print(Text(f"{name}: {path}"), soft_wrap=True)
     return measured is not None
-
-
-def _warning(record: RunRecord, measured: MeasurementsSpec) -> str:
-    """What is not measured, and the command that completes it."""
-    return f"WARNING: not all is measured: {measured.incomplete}; to go on measuring: hpml bench {record.id}"
 
 
 def _measurements(home: Path, record: RunRecord) -> Artifact[MeasurementsSpec] | None:
