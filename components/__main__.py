@@ -10,6 +10,8 @@ that forks calls `run_job` instead, with the same job.
     --events -           events as lines "#hpml {...}" on stdout, among the lines of the log
     --lineage JSON       what the executor knows: {"code_digest": ..., "libraries": {...}} for the artifact's
                          manifest, {"parents": {...}, "verified": [...]} of the inputs; see components.job.Job
+    --scratch URI        of `checkpoints-*/*` there, a next attempt goes on; {work} in it stands for a digest
+                         of what is done, where no executor knows the inputs in advance
     --left-out JSON      {"engines/int8/onnx": why, ...}, inputs whose steps failed
     --executor-input JSON, --names JSON
                          a step of Kubeflow Pipelines, see components/executor_input.py, and which of its
@@ -294,13 +296,15 @@ def main(arguments: list[str] | None = None) -> None:
                 manifest = container.run(job)
                 if command.kubeflow:
                     command.kubeflow.deliver(command.stage, manifest)
-                events.write("finished", digest=manifest.digest, metrics=manifest.metrics)
+                container.tell_finished(events, manifest)
         if rank() == 0:
             tell(manifest)
 
 
 def tell(manifest: Manifest) -> None:
     """Print what every entrypoint prints last: the digest and the metrics of what it made."""
+    if manifest.incomplete:
+        print(f"incomplete: {manifest.incomplete}", file=sys.stderr, flush=True)
     print(json.dumps({"digest": manifest.digest, "metrics": manifest.metrics}), flush=True)
 
 
