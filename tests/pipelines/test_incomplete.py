@@ -93,7 +93,7 @@ def test_a_run_goes_on_with_what_is_incomplete_and_the_next_adds_to_it(
 
 def test_a_forecast_says_that_it_was_incomplete(attempt: Callable[..., RunRecord], home: Path) -> None:
     attempt()
-    found = {item.step: item for item in forecast(plan_of(), Settings(home), Processes(home))}
+    found = {item.step: item for item in forecast(plan_of(), Settings(home, (HERE,)), Processes(home))}
     assert found["benchmark-a-m"].outcome == "would run"
     assert found["benchmark-a-m"].reasons == ("it was incomplete: 1 of 2 rounds",)
     assert found["add-a-m-z"].outcome == "depends"
@@ -164,6 +164,7 @@ def file(tmp_path: Path, home: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
     monkeypatch.setattr(graph, "graph", pipeline)
     monkeypatch.setattr(results, "show", lambda *_: True)
+    monkeypatch.setattr(Execution, "_start_tracking", lambda _: None)
     place = tmp_path / "recipe" / "mine.yaml"
     place.write_text("data: digits\nbenchmark: {rounds: 5}\n")
     return place
@@ -190,7 +191,7 @@ Command = Callable[..., tuple[int, RunRecord]]
 def test_a_run_says_what_is_missing_and_what_completes_it(
     file: Path, home: Path, hpml: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, record = hpml("run", str(file), "--no-tracking")
+    code, record = hpml("run", str(file))
     assert code == 0
     assert capsys.readouterr().err.splitlines()[-2:] == [
         "warning: benchmark-a-m is incomplete: 1 of 5 rounds",
@@ -210,7 +211,7 @@ def test_explain_says_that_it_was_incomplete(
     file: Path, hpml: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for _ in range(2):
-        hpml("run", str(file), "--no-tracking")
+        hpml("run", str(file))
     capsys.readouterr()
     hpml("explain", "benchmark-a-m")
     told = capsys.readouterr().out.splitlines()
@@ -220,7 +221,7 @@ def test_explain_says_that_it_was_incomplete(
 def test_strict_ends_with_5_and_keeps_the_rounds(
     file: Path, hpml: Command, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    code, record = hpml("run", str(file), "--no-tracking", "--strict")
+    code, record = hpml("run", str(file), "--strict")
     assert code == 5 and statuses(record) == ("done", "failed", "blocked")
     assert "1 of 5 rounds" in capsys.readouterr().err.splitlines()[-1]
     for number in (2, 3, 4):
@@ -242,8 +243,8 @@ def test_what_cannot_be_completed_is_said(
         assert hpml("bench", "latest", *arguments)[0] == 2
         return capsys.readouterr().err.splitlines()[-1]
 
-    _, record = hpml("run", str(file), "--no-tracking")
-    assert "--rounds, --batch cannot be given" in refusal("--batch", "1", "--rounds", "9")
+    _, record = hpml("run", str(file))
+    assert "--batch, --rounds cannot be given" in refusal("--batch", "1", "--rounds", "9")
     remote = RemoteRun(host="http://h", in_cluster=False, namespace="", run_id="1", page="p", tasks={})
     (home / record.id / "remote.json").write_text(remote.model_dump_json())
     assert refusal().endswith(f"-> hpml submit {home / record.id / 'recipe.yaml'}")
