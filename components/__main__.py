@@ -44,6 +44,7 @@ from components.errors import ConfigInvalid, UsageError, explained
 from components.executor_input import ExecutorInput, Named, read_executor_input
 from components.job import Job, execute, load_run, run_job, stop_on_sigterm
 from components.overrides import with_overrides
+from components.process import spin_briefly
 from components.step_tracking import reported
 from components.training.distributed import rank
 
@@ -282,6 +283,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the stage named on the command line; the digest of what it wrote goes to stdout."""
     given = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in given
+    spin_briefly()
     with explained(debug=debug):
         if given == ["--about"]:
             print(json.dumps(about()))

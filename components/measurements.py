@@ -239,6 +239,11 @@ class Conditions(Config):
     gpu: dict[str, str] = Field(default_factory=dict)  # clocks and power over the run, in words
     unseen: str = ""  # why disturbances could not be seen here: then none was dropped
 
+    @property
+    def busy(self) -> str:
+        """Why a figure has too few undisturbed rounds, in words."""
+        return f"machine busy ({self.slices - self.dropped} of {self.slices} slices were quiet)"
+
     @model_validator(mode="before")
     @classmethod
     def _without_retired(cls, given: Any) -> Any:

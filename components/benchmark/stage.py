@@ -14,7 +14,7 @@ from components.measurements import MeasurementsSpec, ScenarioName
 
 
 class Quiet(Config):
-    """What counts as undisturbed; see `components.benchmark.watch`. Shares are of the time of what is timed."""
+    """What counts as undisturbed, as shares of the time; see `components.benchmark.watch`."""
 
     max_waited: float = Field(default=0.02, ge=0)  # for a CPU, summed over the engine's threads
     max_stolen: float = Field(default=0.02, ge=0)  # by the hypervisor, summed over the CPUs

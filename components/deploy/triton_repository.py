@@ -28,6 +28,7 @@ _SHARED = {
     "output": r"output \[.*?\] ?\} ?\]",
     "kind": r"kind: \w+",
 }
+_THREADS = r'"intra_op_thread_count" value: \{ string_value: "(\d+)"'
 
 
 class Refused(Exception):
@@ -70,7 +71,7 @@ def place(bundle: Path, repository: Path, version: int | None = None) -> str:
 
 
 def _agree(there: Path, config: str) -> str:
-    """Compare what both configurations say for all versions; a note if the older versions will not be served.
+    """Compare what both configurations say for all versions; notes on what is otherwise than in the bundle.
 
     Raises Refused naming what differs.
     """
@@ -85,9 +86,14 @@ def _agree(there: Path, config: str) -> str:
                 f" ({of_them[0] if of_them else 'absent'}, here {of_us[0] if of_us else 'absent'}):"
                 " register this model under another name (registry.model_name), or edit that file first"
             )
-    if "version_policy" in found:
-        return ""
-    return f"; {there} has no version_policy, so Triton serves the highest version only"
+    notes = []
+    if "version_policy" not in found:
+        notes.append(f"; {there} has no version_policy, so Triton serves the highest version only")
+    of_them, of_us = re.search(_THREADS, found), re.search(_THREADS, ours)
+    if of_us and (not of_them or of_them[1] != of_us[1]):
+        said = of_them[1] if of_them else "no"
+        notes.append(f"; {there} says {said} intra_op_thread_count, this model was measured with {of_us[1]}")
+    return "".join(notes)
 
 
 def _digests(folder: Path) -> dict[str, str]:

@@ -71,7 +71,8 @@ def _answers(
     from components.images import load_split, predict_split, to_x_nchw
     from components.training.loop import evaluate
 
-    session = config.load(out.path, spec, threads=out.threads)
+    # Other steps run beside this one: threads that spin would take their CPUs.
+    session = config.load(out.path, spec, threads=out.threads, spinning=False)
     images_nhwc, labels = load_split(data, "test")
     logits = predict_split(session.predict, images_nhwc, spec.input)
     np.save(out.path / "test_logits.npy", logits)

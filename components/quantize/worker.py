@@ -87,7 +87,10 @@ def quantize(job: dict[str, Any], place: str) -> dict[str, Any]:
                 fix=f"keep in fp32 what it names: --exclude {max(named, key=len)}" if named else "",
             ) from None
     quantized, left = _counts(Path(place), model)
-    sessions = [OnnxSession(file, device="cpu", threads=asked.threads) for file in (asked.file, Path(place))]
+    sessions = [
+        OnnxSession(file, device="cpu", threads=asked.threads, spinning=False)
+        for file in (asked.file, Path(place))
+    ]
     judgement = judge(sessions[0], sessions[1], samples, judging, batch, asked.bounds)
     return Quantized(
         inputs=samples.inputs,

@@ -12,6 +12,7 @@ from pydantic import Field
 
 from components.artifacts import Artifact, DatasetSpec, EngineSpec, ModelSpec
 from components.contract import Config, Output
+from components.measurements import EngineSettings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -97,8 +98,15 @@ class Target(Config, ABC):
         """Write the engine of `model` into `out.path`. Called only where nothing is `missing`."""
 
     @abstractmethod
-    def load(self, folder: Path, engine: EngineSpec, *, threads: int) -> Session:
+    def load(
+        self, folder: Path, engine: EngineSpec, *, threads: int, spinning: bool | None = None
+    ) -> Session:
         """Load the engine in `folder` (an artifact's or a bundle's).
 
+        spinning: as in `EngineSettings`; a runtime without such a switch takes no notice of it.
         Raises StageFailed if the engine is bound to other hardware or versions than these.
         """
+
+    def candidates(self, engine: EngineSpec, threads: int) -> tuple[EngineSettings, ...]:
+        """The settings worth trying with at most `threads` threads, those of its runtime's default first."""
+        return (EngineSettings(threads=threads),)

@@ -11,6 +11,7 @@ from components import hardware
 from components.artifacts import Artifact, DatasetSpec, EngineSpec, ModelSpec, QuantizationSpec
 from components.contract import Output
 from components.errors import StageFailed
+from components.measurements import EngineSettings
 from components.targets.base import Built, NotBuilt, Session, Target
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ if TYPE_CHECKING:
     from components.targets.onnx_int8 import Activations, Choice
 
 FILE = "model.onnx"
+_FEW_THREADS = 4
 
 
 class Onnx(Target):
@@ -73,7 +75,9 @@ class Onnx(Target):
         # The CUDA provider has no int8 convolutions: it would dequantize everything and run it in fp32.
         return "cuda" if has_cuda() and hardware.gpu_names() and quantization is None else "cpu"
 
-    def load(self, folder: Path, engine: EngineSpec, *, threads: int) -> Session:
+    def load(
+        self, folder: Path, engine: EngineSpec, *, threads: int, spinning: bool | None = None
+    ) -> Session:
         """An ONNX Runtime session on the device the engine was built for."""
         from components.targets.onnx_session import OnnxSession, has_cuda
 
@@ -91,7 +95,28 @@ class Onnx(Target):
                 why="on this one its products would saturate and its answers change",
                 fix="export it again on this machine",
             )
-        return OnnxSession(folder / engine.file, device=device, threads=threads)
+        return OnnxSession(folder / engine.file, device=device, threads=threads, spinning=spinning)
+
+    def candidates(self, engine: EngineSpec, threads: int) -> tuple[EngineSettings, ...]:
+        """On the CPU those of `cpu_candidates`; on a GPU one."""
+        if engine.identity["device"] == "cuda":
+            return super().candidates(engine, threads)
+        return cpu_candidates(threads)
+
+
+def cpu_candidates(threads: int) -> tuple[EngineSettings, ...]:
+    """The settings of ONNX Runtime on the CPU worth trying with at most `threads` threads, its default first.
+
+    One thread has no pool whose threads could spin. Many lose to fewer where two CPUs share a core, or are
+    far from each other.
+    """
+    alone = EngineSettings(threads=1)
+    if threads == 1:
+        return (alone,)
+    pools = [EngineSettings(threads=threads, spinning=spinning) for spinning in (True, False)]
+    if threads > _FEW_THREADS:
+        pools.append(EngineSettings(threads=threads // 2, spinning=True))
+    return (*pools, alone)
 
 
 def calibration(model: Artifact[ModelSpec], data: Artifact[DatasetSpec]) -> NDArray[np.float32]:

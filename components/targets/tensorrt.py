@@ -105,7 +105,9 @@ class TensorRT(Target):
         (out.path / FILE).write_bytes(plan)
         return Built(FILE, precision, tensorrt_engine.identity(), companions=(GRAPH,))
 
-    def load(self, folder: Path, engine: EngineSpec, *, threads: int) -> Session:
+    def load(
+        self, folder: Path, engine: EngineSpec, *, threads: int, spinning: bool | None = None
+    ) -> Session:
         """The plan on this machine's GPU. Loading a plan is running code: open verified artifacts only."""
         if missing := self.missing():
             raise StageFailed(f"the TensorRT engine in {folder} cannot run here", why=missing)

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from components.contract import Config
+from components.measurements import EngineSettings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -40,11 +41,16 @@ class Subject(Config, ABC):
     subject: str
 
     @abstractmethod
-    def open(self, *, threads: int) -> Opened:
+    def open(self, *, threads: int, spinning: bool | None = None) -> Opened:
         """Load it, with so many threads. Called once, in the process that is measured.
 
+        spinning: as in `EngineSettings`; what has no such switch takes no notice of it.
         Raises StageFailed if it cannot be loaded.
         """
+
+    def candidates(self, threads: int) -> tuple[EngineSettings, ...]:
+        """The settings worth trying with at most `threads` threads, those of its runtime's default first."""
+        return (EngineSettings(threads=threads),)
 
     def check(self, opened: Opened) -> None:
         """Raise StageFailed if it does not answer as it should. Called after the first answer."""

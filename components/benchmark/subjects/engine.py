@@ -11,6 +11,7 @@ from components.artifacts import EngineSpec, open_artifact
 from components.benchmark.subjects.base import Opened, Subject
 from components.contract import validate
 from components.errors import StageFailed
+from components.measurements import EngineSettings
 from components.targets import AnyTarget
 
 if TYPE_CHECKING:
@@ -24,13 +25,12 @@ class EngineSubject(Subject):
     folder: Path
     golden_tolerance: float = Field(default=0.02, gt=0, le=1)  # of a logit, as a share of the largest
 
-    def open(self, *, threads: int) -> Opened:
+    def open(self, *, threads: int, spinning: bool | None = None) -> Opened:
         """Load it with the code of its target; the stage has verified its files."""
         import numpy as np
 
         spec = self._spec()
-        target: AnyTarget = validate(AnyTarget, spec.target, where="the target of the engine")
-        session = target.load(self.folder, spec, threads=threads)
+        session = self._target(spec).load(self.folder, spec, threads=threads, spinning=spinning)
         device = spec.identity.get("device", "cpu").partition(" ")[0]
         return Opened(
             session.predict,
@@ -40,6 +40,11 @@ class EngineSubject(Subject):
             thread_safe=getattr(session, "thread_safe", True),
             outputs=lambda arrays: {"logits": session.predict(np.asarray(arrays["x_nchw"], np.float32))},
         )
+
+    def candidates(self, threads: int) -> tuple[EngineSettings, ...]:
+        """Those of its target."""
+        spec = self._spec()
+        return self._target(spec).candidates(spec, threads)
 
     def check(self, opened: Opened) -> None:
         """Raise StageFailed if the golden logits are not reproduced."""
@@ -59,6 +64,10 @@ class EngineSubject(Subject):
                 why=f"a logit is off by {error:.2%} of the largest, {self.golden_tolerance:.2%} is allowed",
                 fix="build the engine again on this machine",
             )
+
+    def _target(self, spec: EngineSpec) -> AnyTarget:
+        target: AnyTarget = validate(AnyTarget, spec.target, where="the target of the engine")
+        return target
 
     def _spec(self) -> EngineSpec:
         spec: EngineSpec = open_artifact(self.folder, kind="engine", verify=False).spec

@@ -27,7 +27,7 @@ from components.deploy import stage as deploy
 from components.deploy.stage import DeployConfig
 from components.export import stage as export
 from components.goals import Goals
-from components.measurements import EngineFigures, Interval, MeasurementsSpec
+from components.measurements import EngineFigures, EngineSettings, Interval, MeasurementsSpec
 from components.register import stage as register
 from components.register.stage import RegisterConfig
 from components.select import stage as select
@@ -66,7 +66,12 @@ def perform(place: Path, stage_run: Callable[..., Any], config: Config, **inputs
     return open_artifact(place, kind=result.spec.kind)
 
 
-def measured(place: Path, engine: Artifact[EngineSpec]) -> Artifact[MeasurementsSpec]:
+SETTINGS = EngineSettings(threads=2, spinning=False)
+
+
+def measured(
+    place: Path, engine: Artifact[EngineSpec], settings: EngineSettings | None
+) -> Artifact[MeasurementsSpec]:
     latency = Interval(value=0.71, low=0.69, high=0.73)
     accuracy = engine.spec.accuracy_top1
     figures = EngineFigures(
@@ -78,6 +83,7 @@ def measured(place: Path, engine: Artifact[EngineSpec]) -> Artifact[Measurements
         parameters=engine.spec.parameters,
         macs=engine.spec.macs,
         accuracy_top1=Interval(value=accuracy, low=accuracy - 0.01, high=min(1.0, accuracy + 0.01)),
+        settings=settings,
         latency_ms_p50=latency,
         latency_ms_p90=latency,
         latency_ms_p99=latency,
@@ -87,7 +93,6 @@ def measured(place: Path, engine: Artifact[EngineSpec]) -> Artifact[Measurements
         best_fp32="reference",
         engines={"reference": figures, "variant": figures},
         rounds=1,
-        requests_per_round=1,
         threads=1,
         seed=0,
         environment={},
@@ -98,9 +103,11 @@ def measured(place: Path, engine: Artifact[EngineSpec]) -> Artifact[Measurements
     return open_artifact(place, kind="measurements")
 
 
-def chosen_and_registered(place: Path, exported: Artifact[EngineSpec]) -> Deployable:
+def chosen_and_registered(
+    place: Path, exported: Artifact[EngineSpec], settings: EngineSettings | None = None
+) -> Deployable:
     """The engine, chosen, and registered as version 1 of "digits"."""
-    figures = measured(place / "measured", exported)
+    figures = measured(place / "measured", exported, settings)
     engines = {"reference": exported, "variant": exported}
     chosen = perform(place / "chosen", select.run, Goals(), measured=figures, engines=engines)
     registry = f"sqlite:///{place / 'mlflow.db'}"
@@ -117,10 +124,10 @@ def deployable(
     digits_data: Artifact[DatasetSpec],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Deployable:
-    """The small network as an ONNX engine in fp32."""
+    """The small network as an ONNX engine in fp32, measured with SETTINGS."""
     place = tmp_path_factory.mktemp("deployable")
     exported = perform(place / "exported", export.run, Onnx(), model=small_model, data=digits_data)
-    return chosen_and_registered(place, exported)
+    return chosen_and_registered(place, exported, SETTINGS)
 
 
 @pytest.fixture(scope="session")

@@ -312,6 +312,12 @@ def triton_model_config() -> Any:
         ("kind", field.TYPE_ENUM, False, ".inference.Kind"),
     )
     message("ModelDynamicBatching")
+    message("ModelParameter", ("string_value", field.TYPE_STRING, False, ""))
+    message(
+        "ModelParameters",
+        ("key", field.TYPE_STRING, False, ""),
+        ("value", field.TYPE_MESSAGE, False, ".inference.ModelParameter"),
+    )
     message("AllVersions")
     message(
         "ModelVersionPolicy",
@@ -329,6 +335,7 @@ def triton_model_config() -> Any:
         ("instance_group", field.TYPE_MESSAGE, True, ".inference.ModelInstanceGroup"),
         ("dynamic_batching", field.TYPE_MESSAGE, False, ".inference.ModelDynamicBatching"),
         ("version_policy", field.TYPE_MESSAGE, False, ".inference.ModelVersionPolicy"),
+        ("parameters", field.TYPE_MESSAGE, True, ".inference.ModelParameters"),
     )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
@@ -375,6 +382,56 @@ def test_way_3_takes_the_engine_from_the_registry_if_it_is_this_one(bundle: Path
     finally:
         engine.write_bytes(original)
     assert again.returncode == 1 and "is not the engine of this bundle" in again.stderr
+
+
+# ---------------------------------------------------------------------------------------------- the settings
+
+# What a session of the bundle's script is given, told by the session that it makes.
+OPTIONS = """
+import json, sys, onnxruntime
+make, key = onnxruntime.InferenceSession, "session.intra_op.allow_spinning"
+
+def tell(file, options=None, **others):
+    try:
+        spinning = options.get_session_config_entry(key)
+    except RuntimeError:
+        spinning = None
+    print(json.dumps([options.intra_op_num_threads, spinning]))
+    return make(file, options, **others)
+
+onnxruntime.InferenceSession = tell
+"""
+
+
+def options_of(bundle: Path, code: str) -> list[Any]:
+    (bundle.parent / "options.py").write_text(OPTIONS + code)
+    done = python(bundle, "../options.py")
+    assert not done.stderr
+    told: list[Any] = json.loads(done.stdout.splitlines()[0])
+    return told
+
+
+def test_the_engine_runs_with_the_settings_it_was_measured_with(bundle: Path) -> None:
+    assert options_of(bundle, "from bundle import Model; Model()") == [2, "0"]
+    assert options_of(bundle, "from bundle import Model; Model(threads=1, spinning=True)") == [1, "1"]
+    assert options_of(bundle, snippets(bundle)[0]) == [2, "0"]
+    readme = " ".join((bundle / "README.md").read_text().split())
+    assert "| settings | 2 threads, not spinning |" in readme
+    assert "gives the engine the 2 threads" in readme and "backend has no parameter for it" in readme
+    config = (bundle / "model_repository/digits/config.pbtxt").read_text()
+    [threads] = text_format.Parse(config, triton_model_config()).parameters
+    assert (threads.key, threads.value.string_value) == ("intra_op_thread_count", "2")
+
+
+def test_without_a_measurement_it_runs_with_the_runtimes_defaults(
+    deployable_int8: Any, run_stage: Callable[..., Any]
+) -> None:
+    engine, version = deployable_int8.engine, deployable_int8.version
+    bundle = run_stage(deploy.run, DeployConfig(), engine=engine, version=version).path
+    assert options_of(bundle, "from bundle import Model; Model()") == [0, None]
+    assert "| settings | not measured: those of its runtime's default |" in (bundle / "README.md").read_text()
+    assert "SessionOptions" not in snippets(bundle)[0]
+    assert "parameters" not in next(bundle.rglob("config.pbtxt")).read_text()
 
 
 # --------------------------------------------------------------------------------------------- other engines

@@ -108,6 +108,16 @@ def test_what_a_user_tuned_in_the_configuration_stays(bundle: Path, second: Path
     assert config.read_text() == tuned
 
 
+def test_threads_that_are_not_the_measured_ones_are_told(
+    bundle: Path, second: Path, repository: Path
+) -> None:
+    place(bundle, repository)
+    config = repository / "digits/config.pbtxt"
+    config.write_text(config.read_text().replace('string_value: "2"', 'string_value: "8"'))
+    note = "says 8 intra_op_thread_count, this model was measured with 2"
+    assert note in place(second, repository)
+
+
 def claim_a_name_outside(bundle: Path) -> None:
     told = json.loads((bundle / "bundle.json").read_text())
     (bundle / "bundle.json").write_text(json.dumps(told | {"model_name": "../elsewhere"}))
