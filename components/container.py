@@ -7,6 +7,8 @@ the others work in folders of their own.
 from __future__ import annotations
 
 import hashlib
+import importlib.metadata
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +29,7 @@ from components.training.distributed import is_launched, rank, workers_on_this_m
 
 STDOUT = "-"  # as the place of events: lines on stdout
 WORK = "{work}"  # in the URI of a scratch folder
-_CHECKPOINTS = "checkpoints-*/*"  # of a scratch folder, what is worth keeping elsewhere
+_CHECKPOINTS = ("checkpoints-*/*", "rounds/*")  # of a scratch folder, what is worth keeping elsewhere
 
 
 @contextmanager
@@ -141,12 +143,23 @@ def _finished_before(job: Job, folder: Path) -> Manifest | None:
     return found
 
 
+def installed_libraries() -> dict[str, str]:
+    """The version of every installed distribution, under its normalised name (PEP 503)."""
+    versions = {
+        re.sub(r"[-_.]+", "-", found.name).lower(): found.version
+        for found in importlib.metadata.distributions()
+        if found.name
+    }
+    return dict(sorted(versions.items()))
+
+
 def _work(job: Job) -> str:
     """One digest of what `job` does, for its scratch where no executor knows the inputs in advance.
 
-    The next run of the same work, on the same hardware, then goes on from what this one leaves.
+    The next run of the same work, with the same libraries on the same hardware, then goes on from there.
     """
-    done = (job.run, job.config, _parents(job), job.code_digest, hardware.identity())
+    here = (job.code_digest, installed_libraries(), hardware.identity())
+    done = (job.run, job.config, _parents(job), here)
     return hashlib.sha256(canonical_json(done).encode()).hexdigest()
 
 

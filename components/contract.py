@@ -210,7 +210,7 @@ class Output:
 
     path: a fresh folder; what is in it when `run` returns becomes the artifact, whole or not at all.
     scratch: a folder that outlives a failed, interrupted or incomplete attempt at the same work; of a pod's,
-    only the files `checkpoints-*/*` do, each from the moment when it is renamed into its place.
+    only the files `checkpoints-*/*` and `rounds/*` do, each from when it is renamed into its place.
     threads: how many CPU threads the stage may use. left_out: inputs that there are not because the steps
     that should have made them failed, "name" or "name/key", and why; told to stages that only show.
     """

@@ -78,7 +78,8 @@ def measure(
     machine, and StageFailed that names what crashed or answers wrongly.
     """
     from components.benchmark.environment import describe
-    from components.benchmark.timed import time_subjects, write_samples
+    from components.benchmark.samples import write_samples
+    from components.benchmark.timed import time_subjects
 
     config = _config(found, wishes)
     bench_id = run_record.new_run_id("bench")
@@ -108,8 +109,7 @@ def measure(
                 reference=config.reference,
                 best_fp32="",
                 engines={},
-                rounds=timed.rounds,
-                rounds_of_launches=timed.rounds_of_launches,
+                rounds=0,  # as all that follows from the samples: see `analysed`
                 slice_ms=config.slice_ms,
                 threads=timed.threads,
                 seed=config.seed,
@@ -119,8 +119,8 @@ def measure(
                 incomplete=timed.incomplete,
             ),
         )
-        record = records.analysed(record, timed.latencies)
-        _write(place, record, lambda file: write_samples(file, timed))
+        record = records.analysed(record, timed.rounds)
+        _write(place, record, lambda file: write_samples(file, timed.rounds, list(found), config))
     return record, place
 
 
