@@ -193,9 +193,9 @@ def _differences(before: Side, after: Side) -> Iterator[str]:
     if one.threads != other.threads:
         yield f"threads: {one.threads}, then {other.threads}"
     for name in sorted(one.engines.keys() & other.engines.keys()):
-        mine, theirs = (settings_of(side.engines[name]) for side in (one, other))
-        if mine and theirs and mine != theirs:
-            yield f"settings of {name}: {mine}, then {theirs}"
+        then, now = (settings_of(side.engines[name]) for side in (one, other))
+        if then and now and then != now:
+            yield f"settings of {name}: {then}, then {now}"
     if not same_mixture(one.states, other.states):
         yield f"the cores were {_seen(one.states)}, then {_seen(other.states)}"
     for told, mine, theirs in (
