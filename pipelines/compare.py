@@ -242,11 +242,15 @@ def undecided(found: Comparison, allowed: float) -> list[str]:
     """
     limit = 1 / (1 + allowed)
     like = [row for row in found.rows if row.is_like]
-    between = [_slower_in_words(row) for row in like if row.ratio.low < limit <= row.ratio.high]
-    other = [
-        f"{row.engine} {row.figure}: over other states of the cores" for row in found.rows if not row.is_like
+    between = [
+        f"{_slower_in_words(row)}, allowed {100 * allowed:g} %"
+        for row in like
+        if row.ratio.low < limit <= row.ratio.high
     ]
-    return [f"{said}, allowed {100 * allowed:g} %" for said in between] + other + _unmatched_in_words(found)
+    unlike = [f"{row.engine} {row.figure}" for row in found.rows if not row.is_like]
+    if unlike:
+        between.append(f"{unlike[0]} and {len(unlike) - 1} more: over other mixtures of the cores' states")
+    return between + _unmatched_in_words(found)
 
 
 def refuse_slower(found: Comparison, allowed: float) -> None:
