@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 from components.measurements import Interval
 
@@ -57,5 +58,5 @@ def shorten(text: str, length: int) -> str:
 def sentence(text: str) -> str:
     """`text` with a full stop, and with a capital unless it begins with a name such as fp32/onnx."""
     first = text.partition(" ")[0].rstrip(",:;.")
-    begun = f"{text[:1].upper()}{text[1:]}" if first.isalpha() or "'" in first else text
+    begun = text if re.search(r"[\d/_+.]", first) else f"{text[:1].upper()}{text[1:]}"
     return begun if begun.endswith(".") else f"{begun}."

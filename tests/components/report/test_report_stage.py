@@ -224,7 +224,7 @@ def test_what_is_not_measured_is_said_with_the_reason_and_the_command(write_meas
     assert "Latency is not measured: the smallest of the candidates." in page.text
     assert f"Not all is measured. Latency: {measured_specs.BUSY}." in page.text
     assert "hpml bench RUN with the name of this run" in page.text
-    assert page.text.count(f"not measured: {measured_specs.BUSY}") == len(QUICK)
+    assert page.text.count(f"–not measured: {measured_specs.BUSY}") == len(QUICK)  # noqa: RUF001
     assert "Not verified: latency p99, allowed 2 ms, is not measured" in page.text
     assert "26 of 645" in page.text and "could not be drawn" not in page.text
     assert "What happened to the accuracy" not in page.text  # no pairs in these
