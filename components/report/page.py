@@ -168,11 +168,11 @@ def _tiles(content: Content, engine: EngineFigures) -> Element:
     states = content.measurements.states
     mixed, settings = over_the_mixture(states), str(engine.settings or "")
     speeds = ["speedup_vs_reference", "speedup_vs_best_fp32"]
-    of_reference, of_best = (in_each_state(engine, figure, states) for figure in speeds)
+    of_reference, of_best = (in_each_state(engine, figure, states).split("; ") for figure in speeds)
     tiles = [
         _tile("latency p50, batch 1", engine.latency_ms_p50, settings, mixed, unit=" ms"),
-        _tile(f"the speed of {reference}", engine.speedup_vs_reference, of_reference, unit=TIMES),
-        _tile(f"the speed of {best}", engine.speedup_vs_best_fp32, of_best, unit=TIMES)
+        _tile(f"the speed of {reference}", engine.speedup_vs_reference, *of_reference, unit=TIMES),
+        _tile(f"the speed of {best}", engine.speedup_vs_best_fp32, *of_best, unit=TIMES)
         if beside_best
         else None,
         _tile("top-1 accuracy", engine.accuracy_top1, unit=" %", scale=100, places=1),

@@ -21,6 +21,7 @@ from components.goals import Goals
 from components.measurements import Conditions, Interval, MeasurementsSpec
 from components.page.costs import condition_facts
 from components.report.stage import run
+from components.report.summary import markdown
 from tests import measured_specs
 
 MakeRun = Callable[..., Any]
@@ -186,7 +187,7 @@ def test_states_of_the_cores_stand_beside_what_stands_for_all(write_measured: An
     page, artifact = write_measured(measured_specs.two_states(), measured_specs.samples())
     _check_self_contained(page)
     assert "over the mixture seen: 35 % near, 65 % far" in page.text
-    assert "cores near, 35 %: 16.0×; cores far, 65 %: 12.9×" in page.text  # noqa: RUF001
+    assert "cores near, 35 %: 16.0×cores far, 65 %: 12.9×" in page.text  # noqa: RUF001
     row = Page(re.findall(r"<tr[^>]*>(.*?)</tr>", page.source)[2]).text
     assert row.startswith("fp32/onnx2 threads, spinning")
     assert "near 0.199far 0.282" in row and "near 5.88far 7.16" in row
@@ -199,6 +200,23 @@ def test_states_of_the_cores_stand_beside_what_stands_for_all(write_measured: An
     ]
     assert (row["threads"], row["spinning"]) == ("2", "True")
     assert (row["latency_ms_p50_near"], row["latency_ms_p50_far"]) == ("0.124", "0.219")
+
+
+def test_the_markdown_says_the_same(write_measured: Any) -> None:
+    _, artifact = write_measured(measured_specs.two_states(), measured_specs.samples())
+    told = markdown("A run", json.loads(artifact.file("figures.json").read_text()))
+    (row,) = [line for line in told.splitlines() if line.startswith("| int8/onnx ")]
+    assert "| 2 threads, spinning | qualified |" in row and "; near 9.44×; far 9.22×" in row  # noqa: RUF001
+    assert "over the mixture seen: 35 % near, 65 % far" in told
+    assert "2,000 of 2,300 slices were undisturbed" in told and "Not all is measured" not in told
+
+
+def test_the_markdown_says_what_is_not_measured(write_measured: Any) -> None:
+    _, artifact = write_measured(measured_specs.too_busy(), {}, Goals(max_latency_ms_p99=2.0))
+    told = markdown("A run", json.loads(artifact.file("figures.json").read_text()))
+    assert "**Not verified:** latency p99, allowed 2 ms, is not measured: machine busy" in told
+    assert f"**Not all is measured:** latency: {measured_specs.BUSY}. `hpml bench RUN`" in told
+    assert told.count(f"| not measured: {measured_specs.BUSY} |") == len(QUICK)
 
 
 def test_latency_over_time_is_drawn_in_the_colour_of_the_state(write_measured: Any) -> None:
