@@ -25,6 +25,7 @@ from components.errors import ConfigInvalid, GateFailed, Unavailable, UsageError
 from components.hardware import usable_cpus
 from components.measurements import MeasurementsSpec, OutputComparison, OutputFigures
 from components.page.bench import bench_page
+from components.page.over_time import read_over_time
 from pipelines import console, run_record
 from pipelines.measurable import Measurable, check_batches
 from pipelines.run_record import RunRecord, StepRecord
@@ -330,16 +331,23 @@ def _write(place: Path, record: BenchRecord, write_samples: Callable[[Path], Non
         with disk_full_explained(folder):
             (folder / records.RECORD).write_text(record.model_dump_json(indent=1))
             (folder / records.TABLE).write_text(records.figures_csv(record.measurements), newline="")
-            (folder / records.PAGE).write_text(page(record))
             write_samples(folder / records.SAMPLES)
+            (folder / records.PAGE).write_text(_page(record, folder / records.SAMPLES))
             folder.rename(place)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def page(record: BenchRecord) -> str:
-    """The record as a page."""
-    return bench_page(record.measurements, facts=facts(record), notes=record.notes, outputs=record.outputs)
+def _page(record: BenchRecord, samples: Path) -> str:
+    """The record as a page, with the rounds in `samples`."""
+    measured = record.measurements
+    return bench_page(
+        measured,
+        facts=facts(record),
+        notes=record.notes,
+        outputs=record.outputs,
+        over_time=read_over_time(samples, measured.engines),
+    )
 
 
 def machine_facts() -> dict[str, str]:

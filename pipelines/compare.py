@@ -27,8 +27,9 @@ _HARDWARE = ("cpu", "cpu_flags", "cpus", "gpus", "cpu_governor", "memory_limit",
 _NOTE = (
     "Ratios of figures that were not measured together: their intervals are put together as those of "
     f"independent figures (MOVER). Tied: the whole interval is within {MARGIN:.0%} of 1; faster or slower: "
-    "it does not hold 1; undecided: it holds 1 and more. What changed on the machine between the two is in "
-    "the ratio as well: one hpml bench of both gives a closer answer."
+    "it does not hold 1; undecided: it holds 1 and more; not alike: in one of the two the CPUs were near to "
+    "each other for more of the time, and the ratio is of that as well. What changed on the machine between "
+    "the two is in the ratio, too: one hpml bench of both gives a closer answer."
 )
 
 
@@ -133,7 +134,9 @@ def _rows(name: str, before: MeasurementsSpec, after: MeasurementsSpec) -> Itera
         if item.batch in rates:
             faster = ratio(item.images_per_s, rates[item.batch])
             figure = f"samples/s at {item.batch}"
-            yield Row(name, figure, rates[item.batch], item.images_per_s, faster, verdict(faster), is_like)
+            yield Row(
+                name, figure, rates[item.batch], item.images_per_s, faster, _verdict(faster, is_like), is_like
+            )
 
 
 def _p50_rows_in_states(name: str, before: MeasurementsSpec, after: MeasurementsSpec) -> Iterator[Row]:
@@ -147,7 +150,11 @@ def _p50_rows_in_states(name: str, before: MeasurementsSpec, after: Measurements
 def _p50_row(name: str, state: str, before: Interval, after: Interval, is_like: bool) -> Row:
     faster = ratio(before, after)
     figure = f"p50 {state}".strip()
-    return Row(name, f"{figure}, ms", before, after, faster, verdict(faster), is_like)
+    return Row(name, f"{figure}, ms", before, after, faster, _verdict(faster, is_like), is_like)
+
+
+def _verdict(faster: Interval, is_like: bool) -> str:
+    return verdict(faster) if is_like else "not alike"
 
 
 def ratio(numerator: Interval, denominator: Interval) -> Interval:

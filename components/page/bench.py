@@ -291,7 +291,7 @@ class Row:
     before: Interval
     after: Interval
     ratio: Interval
-    verdict: str  # "faster", "slower", "tied", "undecided"
+    verdict: str  # "faster", "slower", "tied", "undecided"; "not alike"
     is_like: bool = True
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
@@ -48,6 +49,16 @@ def latency_over_time(
         return None
     p50_ms = {name: _p50(samples[f"{name}@1"]) for name in names}
     return LatencyOverTime(np.asarray(samples["at_s@1"]), np.asarray(samples["state@1"]), p50_ms)
+
+
+def read_over_time(file: Path, engines: Iterable[str]) -> LatencyOverTime | None:
+    """Of a `samples.npz` that is known to be whole; None where it does not say when."""
+    import numpy as np
+
+    with np.load(file, allow_pickle=False) as arrays:
+        return latency_over_time(
+            {name: arrays[name] for name in arrays.files if name.endswith("@1")}, engines
+        )
 
 
 def _p50(latency_ms: NDArray[np.float64]) -> NDArray[np.float64]:

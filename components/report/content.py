@@ -109,7 +109,7 @@ def gather(
         latency_ms={
             name: samples[f"{name}@1"][np.isfinite(samples[f"{name}@1"])]
             for name in engines
-            if f"{name}@1" in samples and measurements.engines[name].status == "measured"
+            if measurements.engines[name].latency_ms_p50
         },
         over_time=latency_over_time(samples, engines),
     )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -11,7 +12,7 @@ import pytest
 from components.measurements import MeasurementsSpec
 from components.page.bench import bench_page
 from components.page.format import sentence
-from components.page.over_time import latency_over_time, over_time_picture
+from components.page.over_time import latency_over_time, over_time_picture, read_over_time
 from tests import measured_specs
 
 FACTS = {"command": "hpml bench a.onnx b.onnx"}
@@ -79,6 +80,15 @@ def test_one_state_is_drawn_in_the_colours_of_the_engines() -> None:
     )
     assert picture is not None
     assert {path.get("class") for path in picture.iter("path")} == {f"dots k{at}" for at in range(4)}
+
+
+def test_the_samples_of_a_folder_say_when(tmp_path: Path) -> None:
+    samples = measured_specs.samples(rounds=10)
+    np.savez(tmp_path / "samples.npz", **samples)
+    found = read_over_time(tmp_path / "samples.npz", ["int8/onnx", "not measured/onnx"])
+    assert found and list(found.p50_ms) == ["int8/onnx"] and found.at_s.tolist() == samples["at_s@1"].tolist()
+    np.savez(tmp_path / "before.npz", **{"int8/onnx@1": samples["int8/onnx@1"]})
+    assert read_over_time(tmp_path / "before.npz", ["int8/onnx"]) is None
 
 
 def test_pauses_are_cut_out_of_the_time() -> None:
