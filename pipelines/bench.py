@@ -25,7 +25,7 @@ from components.errors import ConfigInvalid, GateFailed, Unavailable, UsageError
 from components.hardware import usable_cpus
 from components.measurements import MeasurementsSpec, OutputComparison, OutputFigures
 from components.page.bench import bench_page
-from components.page.over_time import read_over_time
+from components.page.over_time import LatencyOverTime, read_over_time
 from pipelines import console, run_record
 from pipelines.measurable import Measurable, check_batches
 from pipelines.run_record import RunRecord, StepRecord
@@ -332,21 +332,22 @@ def _write(place: Path, record: BenchRecord, write_samples: Callable[[Path], Non
             (folder / records.RECORD).write_text(record.model_dump_json(indent=1))
             (folder / records.TABLE).write_text(records.figures_csv(record.measurements), newline="")
             write_samples(folder / records.SAMPLES)
-            (folder / records.PAGE).write_text(_page(record, folder / records.SAMPLES))
+            (folder / records.PAGE).write_text(
+                page(record, read_over_time(folder / records.SAMPLES, record.subjects))
+            )
             folder.rename(place)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _page(record: BenchRecord, samples: Path) -> str:
-    """The record as a page, with the rounds in `samples`."""
-    measured = record.measurements
+def page(record: BenchRecord, over_time: LatencyOverTime | None = None) -> str:
+    """The record as a page. over_time: of its rounds; None where its samples do not say when they were."""
     return bench_page(
-        measured,
+        record.measurements,
         facts=facts(record),
         notes=record.notes,
         outputs=record.outputs,
-        over_time=read_over_time(samples, measured.engines),
+        over_time=over_time,
     )
 
 

@@ -204,7 +204,8 @@ def _differences(before: Side, after: Side) -> Iterator[str]:
         if then and now and then != now:
             yield f"settings of {name}: {then}, then {now}"
     if not same_mixture(one.states, other.states):
-        yield f"the cores were {_seen(one.states)}, then {_seen(other.states)}"
+        how = "; p50 is compared in each state" if matched(one.states, other.states) else ""
+        yield f"the cores were {_seen(one.states)}, then {_seen(other.states)}{how}"
     for told, mine, theirs in (
         ("", {key: one.environment.get(key) for key in _HARDWARE}, other.environment),
         ("version of ", before.libraries, after.libraries),
