@@ -307,8 +307,11 @@ def test_p50_is_compared_in_each_state_that_both_saw(
     ]
     assert {row.verdict for row in of_int8[2:]} == {"not alike"}
     assert not any(row.is_like for row in of_int8[2:])
-    assert found.differences == ("the cores were near 90 % (205 ns), far 10 % (490 ns), "
-                                 "then near 35 % (205 ns), far 65 % (490 ns); p50 is compared in each state",)  # fmt: skip
+    (difference,) = found.differences
+    assert difference == (
+        "the cores were near 90 % (205 ns), far 10 % (490 ns), then near 35 % (205 ns), far 65 % (490 ns); "
+        "p50 is compared in each state"
+    )
     assert ended([*sides, "--fail-slower", "5%"]) == 0
     (line,) = capsys.readouterr().err.splitlines()
     assert line == (
