@@ -240,6 +240,7 @@ class Manifest(Config):
     lineage: Lineage
     metrics: dict[str, float]
     rejected: str = ""  # why a gate refused it; empty for an artifact in good standing
+    incomplete: str = ""  # what is missing in it and why; it is read as any other, but is no cache hit
     seal: str
 
 
@@ -397,7 +398,13 @@ def new_folder_beside(path: Path) -> Path:
 
 
 def seal_artifact(
-    folder: Path, *, spec: Config, metrics: dict[str, float], lineage: Lineage, rejected: str = ""
+    folder: Path,
+    *,
+    spec: Config,
+    metrics: dict[str, float],
+    lineage: Lineage,
+    rejected: str = "",
+    incomplete: str = "",
 ) -> Manifest:
     """Write the manifest over what is in `folder` and sync it all to disk; the folder is then whole."""
     files: dict[str, FileEntry] = {}
@@ -420,6 +427,8 @@ def seal_artifact(
         "metrics": metrics,
         "rejected": rejected,
     }
+    if incomplete:
+        fields["incomplete"] = incomplete
     fields["digest"] = content_digest(kind, fields["spec"], files, rejected)
     fields["seal"] = _seal_of(fields)
     write_text_atomic(folder / MANIFEST, json.dumps(fields, indent=1, sort_keys=True))

@@ -199,6 +199,7 @@ def _bundle_json(contents: Contents, bundle: Path) -> dict[str, Any]:
         "golden": {**GOLDEN, "tolerance": contents.config.tolerance},
         "golden_pictures": GOLDEN_PICTURES if contents.pictures else None,
         "measured": contents.decision.figures.model_dump(mode="json"),
+        "unverified": contents.decision.unverified,
         "files": _digests(bundle),
     }
 

@@ -15,6 +15,7 @@ from components.deploy.contents import (
     TRITON_SCRIPT,
     Contents,
 )
+from components.goals import COMPLETION
 from components.measurements import Interval
 
 
@@ -22,7 +23,7 @@ def readme(contents: Contents) -> str:
     """The text of README.md. Its Python snippets run as they stand, in the bundle's folder."""
     ways = [_in_python(contents), _on_a_server(contents), _from_the_registry(contents)]
     numbered = [f"## {number}. {way}" for number, way in enumerate((way for way in ways if way), 1)]
-    return "\n".join([_head(contents), _on_pictures(contents), *numbered])
+    return "\n".join([_head(contents), *_on_doubts(contents), _on_pictures(contents), *numbered])
 
 
 def _head(contents: Contents) -> str:
@@ -53,6 +54,22 @@ Latencies hold for the machine and the settings they were measured with. Chosen:
 and the SHA-256 of every file, `{GOLDEN["images"]}` and `{GOLDEN["logits"]}` are sample images and the answers
 to expect.
 {_self_check(contents)}"""
+
+
+def _on_doubts(contents: Contents) -> list[str]:
+    """What is not known of the engine, and what completes it; nothing where all is."""
+    decision = contents.decision
+    doubts = [
+        f"**Not verified:** {'; '.join(decision.unverified)}." if decision.unverified else "",
+        f"**Not decided:** {decision.undecided}." if decision.undecided else "",
+    ]
+    said = " ".join(doubt for doubt in doubts if doubt)
+    if not said:
+        return []
+    said += f" `{COMPLETION}`, RUN being the run that made this bundle, completes the measurement."
+    if decision.unverified and contents.target in TRITON_PLATFORMS:
+        said += f" `{TRITON_SCRIPT}` refuses to place it until then, unless it is given `--unverified`."
+    return [f"{textwrap.fill(said, 110)}\n"]
 
 
 def _settings(contents: Contents) -> list[tuple[str, str]]:

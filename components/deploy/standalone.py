@@ -253,6 +253,8 @@ def _run(arguments: list[str]) -> int:
         return 2
     warnings.simplefilter("ignore")  # Pillow's, of files that it reads anyway; the others are refused
     model = Model()
+    if model.bundle.get("unverified"):
+        _log.warning("warning: not verified: %s", "; ".join(model.bundle["unverified"]))
     if not names:
         print(json.dumps(model.check()))
     status = 0

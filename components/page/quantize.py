@@ -50,8 +50,9 @@ def verdict_in_words(pair: Pair) -> str:
     size = f"{before / after:.2g} times smaller" if after < before else f"{after / before:.2g} times as large"
     ratio = pair.measured[pair.names[1]].speedup_vs_reference if pair.measured else None
     if ratio is None:
+        why = pair.speed_reason or (pair.speed.incomplete if pair.speed else "")
         return (
-            f"Passed the gate, and {size}. How fast it is was not measured: {pair.speed_reason}. "
+            f"Passed the gate, and {size}. How fast it is was not measured: {why}. "
             f"To measure it: hpml bench {pair.names[0]} {pair.names[1]}"
         )
     told = f"{plain(ratio.value)} times as fast as fp32 ({bounds(ratio)})"
