@@ -494,11 +494,11 @@ def test_what_a_busy_machine_leaves_is_written_and_told(models: Path, tmp_path: 
     """No slice can pass limits that nothing meets, so the budget ends first."""
     found = measurable.measurables([str(models / "small.onnx")], Hints(tmp_path / "runs"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("components.benchmark.watch.Watch.disturbances", lambda *_: ["a hog"])
+        patch.setattr("components.benchmark.watch.Watch.disturbances_outside", lambda *_: ["a hog"])
         record, folder = bench.measure(
             tmp_path / "runs", found, bench.Wishes(batches=(1,), budget_s=1.0), command=(), folder=None
         )
-    assert record.measurements.incomplete
+    assert "not measured: latency at batch 1" in record.measurements.incomplete
     assert isinstance(read_record(folder).measurements, MeasurementsSpec)
 
 
