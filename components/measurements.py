@@ -252,7 +252,8 @@ class Conditions(Config):
     @property
     def busy(self) -> str:
         """Why a figure has too few undisturbed rounds, in words."""
-        return f"machine busy ({self.slices - self.dropped} of {self.slices} slices were quiet)"
+        quiet = f"{self.slices - self.dropped} of {self.slices} slices were quiet"
+        return f"{'machine busy' if self.dropped else 'the time budget was over'} ({quiet})"
 
     @model_validator(mode="before")
     @classmethod

@@ -520,16 +520,19 @@ def _complete(home: Path, record: RunRecord, options: list[str], *, strict: bool
 def machine(
     home: Home = _HOME,
     force: Annotated[bool, typer.Option("--force", help="Measure although it is known.")] = False,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0, help="Watch the distance between the CPUs for so long.")
+    ] = 30.0,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with pictures.")
     ] = None,
     output: Format = "table",
 ) -> None:
-    """Measure what this machine can do at most: its memory, its matrix products."""
+    """Measure this machine: its memory, its products, the distance between its CPUs."""
     from pipelines import bench_machine, console
 
     with console.watcher() as watcher:
-        record = bench_machine.measure(home.resolve(), watcher, force=force)
+        record = bench_machine.measure(home.resolve(), watcher, force=force, seconds=seconds)
     _end_of_run(record, "hpml bench machine", completed_by="hpml bench machine")
     measured = bench_machine.found(home.resolve(), record)
     bench_machine.show(measured, output)

@@ -34,7 +34,7 @@ def show(home: Path, record: RunRecord, output: str) -> bool:
     }
     decision = None
     if measured:
-        goals = recipe.load(home / record.id / _RECIPE).recipe.goals
+        goals = recipe.load_of_run(home, record).recipe.goals
         decision = decide(goals, measured.spec)
     if output == "json":
         _print_json(record, measured, decision, paths)

@@ -198,7 +198,7 @@ class Bench:
         # A thread that still waited at the end has waited no longer now that all are stopped.
         readings = [*reply["readings"], [time.perf_counter_ns(), *self.watch.snapshot(process.pid).waited]]
         started_ns, finished_ns = np.asarray(reply["started_ns"]), np.asarray(reply["finished_ns"])
-        clean = undisturbed(started_ns, finished_ns, readings)
+        clean = undisturbed(started_ns, finished_ns, readings, max_waited=self.config.quiet.max_waited)
         latency_ms = np.where(clean, (finished_ns - started_ns) / 1e6, np.nan)
         return {"latency_ms": latency_ms, "device_ms": reply["device_ms"]}
 
@@ -263,14 +263,19 @@ def time_rounds(bench: Bench, out: Output) -> Rounds:
 
 
 def _time_launch(bench: Bench, rounds: Rounds, launch: int, orders: Iterator[list[str]], out: Output) -> None:
-    """Time one launch: its share of the rounds, or what its share of the time allows."""
+    """Time one launch: its share of the rounds, or what its share of the time allows.
+
+    But for at least as long as launching took, so that half of the time is measured.
+    """
     config = bench.config
     to_come = max(1, config.launches - launch)  # of those planned, with this one
     late = launch >= config.launches
     wanted = math.ceil(config.rounds / config.launches) * (_LATER_LAUNCHES if late else 1)
-    until_s = bench.now_s() + (bench.deadline_s - bench.now_s()) / to_come
+    begun_s = bench.now_s()
     have = dict.fromkeys(batch_sizes(config), 0)
     with bench.launched():
+        launched_s = bench.now_s()
+        until_s = max(begun_s + (bench.deadline_s - begun_s) / to_come, 2 * launched_s - begun_s)
         for batch in itertools.cycle(_schedule(config)):
             timed = bench.time_round(next(orders), batch, launch)
             if timed:

@@ -131,18 +131,22 @@ def waited_for_others_ns(waited: Waited) -> int:
 
 
 def undisturbed(
-    started_ns: NDArray[np.int64], finished_ns: NDArray[np.int64], readings: Sequence[Sequence[int]]
+    started_ns: NDArray[np.int64],
+    finished_ns: NDArray[np.int64],
+    readings: Sequence[Sequence[int]],
+    *,
+    max_waited: float,
 ) -> NDArray[np.bool_]:
     """Which requests met no thread of their process that waited, (requests,).
 
-    readings: rows of the clock, nanoseconds waited, and switches, ascending, around and between the requests.
+    max_waited: as a share of the time between two readings, what is let pass. readings: rows of the clock, nanoseconds waited, and switches, ascending, around and between the requests.
     A thread's wait is told when it is over. Of two readings with `waited` between them the waiting can so
     have begun that much before the first; all requests since then may have been slowed by it.
     """
     clean = np.ones(len(started_ns), bool)
     for (before_ns, *before), (after_ns, *after) in itertools.pairwise(readings):
         waited_ns = waited_for_others_ns(Waited(*after).since(Waited(*before)))
-        if waited_ns:
+        if waited_ns > max_waited * (after_ns - before_ns):
             clean &= (finished_ns <= before_ns - waited_ns) | (started_ns >= after_ns)
     return clean
 

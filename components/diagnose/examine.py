@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from components import hardware
-from components.artifacts import Artifact, DatasetSpec, EngineSpec
+from components.artifacts import Artifact, DatasetSpec, EngineSpec, build_of
 from components.contract import Output, Result, validate
 from components.diagnose.facts import Facts, Peer, why_not_measured
 from components.diagnose.layers import Profile
@@ -56,7 +56,11 @@ def examine(
     roofs: dict[tuple[Device, int], Roofs] = {}
     diagnoses = {}
     notes = []
-    for index, (name, engine) in enumerate(engines.items()):
+    built = {
+        name: build_of(engine, measured.engines[name].variant) if name in measured.engines else engine
+        for name, engine in engines.items()
+    }
+    for index, (name, engine) in enumerate(built.items()):
         reason = _why_not(name, engine, measured)
         if not reason:
             device, threads = _device(engine.spec), threads_of(measured.engines[name], measured)
@@ -64,7 +68,7 @@ def examine(
             roofs.setdefault(under, Roofs(ceilings, threads=threads, device=device))
             try:
                 profile = _profiled(config, engine, threads, data, out)
-                facts = facts_of(name, engines, measured, profile, roofs[under])
+                facts = facts_of(name, built, measured, profile, roofs[under])
                 diagnoses[name] = diagnosis_of(facts, layers=config.layers)
                 notes += [f"{name}: {note}" for note in (*profile.notes, *above_roof(facts))]
             except Terminated:

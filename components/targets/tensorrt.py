@@ -45,6 +45,11 @@ class TensorRT(Target):
             raise ValueError(f"optimal_batch {self.optimal_batch} is above max_batch {self.max_batch}")
         return self
 
+    @property
+    def decides_by_timing(self) -> bool:
+        """The builder times kernels to choose among them."""
+        return True
+
     def missing(self) -> str:
         """What this machine lacks; empty if nothing."""
         if not hardware.gpu_names():

@@ -39,7 +39,7 @@ def hpml(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where the machine was measured, which takes some 20 s."""
     place = tmp_path_factory.mktemp("machine")
-    first = hpml(place, "bench", "machine")
+    first = hpml(place, "bench", "machine", "--seconds", "1")
     assert first.returncode == 0, first.stderr
     assert "done ceilings" in first.stderr
     (place / "first.txt").write_text(first.stdout)
@@ -64,7 +64,7 @@ def test_the_latest_run_stays_that_of_a_recipe(folder: Path) -> None:
 
 
 def test_the_second_time_no_ceiling_is_measured_that_was_known(folder: Path) -> None:
-    again = hpml(folder, "bench", "machine", "-o", "json", "--html", "machine.html")
+    again = hpml(folder, "bench", "machine", "--seconds", "1", "-o", "json", "--html", "machine.html")
     assert again.returncode == 0, again.stderr
     assert ("cached ceilings" in again.stderr) == is_kept(folder)
     answer = json.loads(again.stdout)
@@ -137,7 +137,9 @@ def test_the_run_is_on_record_and_gc_keeps_what_it_found(folder: Path) -> None:
     (step,) = record.steps.values()
     assert (record.recipe, step.stage, record.status) == ("machine", "ceilings", "done")
     assert hpml(folder, "gc").returncode == 0
-    assert "cached ceilings" in hpml(folder, "bench", "machine").stderr or not is_kept(folder)
+    assert "cached ceilings" in hpml(folder, "bench", "machine", "--seconds", "1").stderr or not is_kept(
+        folder
+    )
 
 
 def test_force_measures_again(folder: Path) -> None:
@@ -148,7 +150,7 @@ def test_force_measures_again(folder: Path) -> None:
 
 
 def test_a_page_that_cannot_be_written_is_one_line(folder: Path) -> None:
-    answer = hpml(folder, "bench", "machine", "--html", "nowhere/machine.html")
+    answer = hpml(folder, "bench", "machine", "--seconds", "1", "--html", "nowhere/machine.html")
     assert answer.returncode == 4
     assert answer.stderr.splitlines()[-1].startswith("error: ") and "nowhere" in answer.stderr
     assert "Traceback" not in answer.stderr

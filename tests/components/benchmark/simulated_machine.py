@@ -138,7 +138,7 @@ class SimulatedBench(Bench):
                 readings.append([rows[-1][1], waited_ns, 0])
         readings.append([rows[-1][1], waited_ns, 0])
         started_ns, finished_ns = np.array(rows).T
-        clean = undisturbed(started_ns, finished_ns, readings)
+        clean = undisturbed(started_ns, finished_ns, readings, max_waited=self.config.quiet.max_waited)
         return {
             "latency_ms": np.where(clean, (finished_ns - started_ns) / 1e6, np.nan),
             "device_ms": [],

@@ -31,7 +31,7 @@ CONFIG = BenchmarkConfig(
     concurrency=(),
     scenario_backend="loadgen",
     server_latency_bound_ms=40.0,
-    quiet=Quiet(enforce=False),
+    quiet=Quiet(max_waited=1e6, max_stolen=1e6),
 )
 
 

@@ -86,18 +86,18 @@ FINISHED_NS = STARTED_NS + MS
 
 def test_without_waiting_every_request_counts() -> None:
     readings = [(0, 7, 1), (10 * MS, 7, 1), (20 * MS, 90_000, 3)]  # two wake-ups
-    assert undisturbed(STARTED_NS, FINISHED_NS, readings).all()
+    assert undisturbed(STARTED_NS, FINISHED_NS, readings, max_waited=0.02).all()
 
 
 def test_requests_since_a_thread_may_have_begun_to_wait_do_not_count() -> None:
     readings = [(0, 0, 0), (10 * MS, 0, 0), (12 * MS, 4 * MS, 1), (20 * MS, 4 * MS, 1)]
-    clean = undisturbed(STARTED_NS, FINISHED_NS, readings)
+    clean = undisturbed(STARTED_NS, FINISHED_NS, readings, max_waited=0.02)
     assert list(np.flatnonzero(~clean)) == [6, 7, 8, 9, 10, 11]
 
 
 def test_a_wait_that_was_told_only_after_the_last_request_counts() -> None:
     readings = [(0, 0, 0), (20 * MS, 0, 0), (21 * MS, 3 * MS, 1)]
-    clean = undisturbed(STARTED_NS, FINISHED_NS, readings)
+    clean = undisturbed(STARTED_NS, FINISHED_NS, readings, max_waited=0.02)
     assert list(np.flatnonzero(~clean)) == [17, 18, 19]
 
 
