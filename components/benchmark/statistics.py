@@ -56,7 +56,8 @@ def quantile(samples: NDArray[np.float64], level: float, launches: Sequence[int]
     ordered = _ordered(samples)
     value = _nearest_rank(ordered, level)
     t = student_t(0.5 + CONFIDENCE / 2, _degrees(len(samples), launches))
-    effective = ordered.size / max(_design_effect(samples, ordered, level, launches), 1e-9)
+    # An effect below that of independent requests is luck: nothing makes rounds more alike than chance does.
+    effective = ordered.size / max(_design_effect(samples, ordered, level, launches), 1.0)
     beyond = _score_interval(1 - level, effective, t, corrected=True)
     low, high = (_interpolated(ordered, 1 - share) for share in (beyond.high, beyond.low))
     return Interval(value=value, low=min(low, value), high=max(high, value))

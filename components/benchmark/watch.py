@@ -139,9 +139,10 @@ def undisturbed(
 ) -> NDArray[np.bool_]:
     """Which requests met no thread of their process that waited, (requests,).
 
-    max_waited: as a share of the time between two readings, what is let pass. readings: rows of the clock, nanoseconds waited, and switches, ascending, around and between the requests.
-    A thread's wait is told when it is over. Of two readings with `waited` between them the waiting can so
-    have begun that much before the first; all requests since then may have been slowed by it.
+    max_waited: as a share of the time between two readings, what is let pass. readings: rows of the clock,
+    nanoseconds waited, and switches, ascending, around and between the requests. A thread's wait is told when
+    it is over. Of two readings with `waited` between them the waiting can so have begun that much before the
+    first; all requests since then may have been slowed by it.
     """
     clean = np.ones(len(started_ns), bool)
     for (before_ns, *before), (after_ns, *after) in itertools.pairwise(readings):
