@@ -401,6 +401,13 @@ def engines(
         int | None, typer.Option(hidden=True, callback=_told_as_retired("--requests"))
     ] = None,
     budget_s: Annotated[float | None, typer.Option(help="No new round after so many seconds.")] = None,
+    precision: Annotated[
+        float | None, typer.Option(help="Rounds go on until ratios are known to within so much: 0.01 is 1 %.")
+    ] = None,
+    max_waited: Annotated[
+        float | None,
+        typer.Option(help="Of its time that an engine may wait for a CPU and still count; 0.02 by default."),
+    ] = None,
     reference: Annotated[str, typer.Option(help="Ratios are to this engine; by default the first.")] = "",
     price_per_hour: Annotated[float | None, typer.Option(help="Of this machine, in any currency.")] = None,
     inputs: Annotated[
@@ -463,6 +470,8 @@ def engines(
             rounds=rounds,
             launches=launches,
             budget_s=budget_s,
+            precision=precision,
+            max_waited=max_waited,
             reference=reference,
             price_per_hour=price_per_hour,
             seed=seed,

@@ -59,6 +59,8 @@ class Wishes:
     rounds: int | None = None
     launches: int | None = None
     budget_s: float | None = None
+    precision: float | None = None
+    max_waited: float | None = None
     reference: str = ""
     price_per_hour: float | None = None
     seed: int = 0
@@ -167,7 +169,7 @@ def _config(found: Mapping[str, Measurable], wishes: Wishes) -> BenchmarkConfig:
         "scenarios": wishes.scenarios,
         "concurrency": (),
         "seed": wishes.seed,
-        "quiet": _quiet(found),
+        "quiet": _quiet(found, wishes),
     }
     return _validated(fields, wishes)
 
@@ -183,6 +185,7 @@ def _validated(fields: Mapping[str, Any], wishes: Wishes) -> BenchmarkConfig:
         "launches": wishes.launches,
         "threads": wishes.threads,
         "time_budget_s": wishes.budget_s,
+        "precision": wishes.precision,
         "price_per_hour": wishes.price_per_hour,
     }
     given = {name: value for name, value in told.items() if value is not None}
@@ -202,8 +205,10 @@ def _default_batches(found: Mapping[str, Measurable]) -> tuple[int, ...]:
     return (1,)
 
 
-def _quiet(found: Mapping[str, Measurable]) -> Quiet:
+def _quiet(found: Mapping[str, Measurable], wishes: Wishes) -> Quiet:
     """What counts as a disturbance; a server beside the measured process would."""
+    if wishes.max_waited is not None:
+        return validate(Quiet, {"max_waited": wishes.max_waited}, where="--max-waited")
     shared = any(item.subject.subject == "server" for item in found.values())
     return Quiet(max_waited=1.0) if shared else Quiet()
 

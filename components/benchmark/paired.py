@@ -12,7 +12,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from components.benchmark.rounds import Round, Rounds, state_of
-from components.benchmark.statistics import mixture, paired_ratio, quantile, samples_needed
+from components.benchmark.statistics import mixture, paired_ratio, quantile
 from components.measurements import CoreState, Interval, PairedRatio, StateFigures
 
 if TYPE_CHECKING:
@@ -22,8 +22,6 @@ if TYPE_CHECKING:
 MIN_ROUNDS = 5  # undisturbed, from which a figure may be quoted
 WIDEST = 0.05  # half the width of an interval beyond which nothing is quoted
 _RARE_STATE = 0.05  # of the time; a mixture is quoted without a state that is as rare
-_P99 = 0.99
-_MOST_FOR_P99 = 5  # times as many rounds as asked for, for the samples that p99 needs
 
 
 def reference_of(config: BenchmarkConfig, names: Sequence[str]) -> str:
@@ -168,15 +166,13 @@ def is_precise(rounds: Rounds, config: BenchmarkConfig, names: Sequence[str]) ->
     """Whether more rounds would tell nothing that was asked for.
 
     There are as many rounds and launches as asked for; every speed-up is known to within `config.precision`
-    in each state that was seen for 5 % of the time; every p99 has its samples, or would take more than five
-    times as many rounds.
+    in each state that was seen for 5 % of the time.
     """
     batches = sorted({1, *config.batch_sizes})
     if rounds.launches < config.launches or min(len(rounds.at(batch)) for batch in batches) < config.rounds:
         return False
     at_1, reference = AtBatch1.of(rounds, names), reference_of(config, names)
     lasting = [state.name for state in at_1.states if state.share > _RARE_STATE]
-    clean = rounds.latencies(names, [1])
     for name in names:
         ratio = at_1.ratio(name, reference)
         known = ratio.states if len(at_1.states) > 1 else {"": ratio.speedup}
@@ -184,9 +180,6 @@ def is_precise(rounds: Rounds, config: BenchmarkConfig, names: Sequence[str]) ->
             interval = known.get(state)
             if interval is None or _half_width(interval) > config.precision:
                 return False
-        samples = undisturbed_rows(clean[name][1]).size
-        if samples < samples_needed(_P99) and len(at_1.state) < _MOST_FOR_P99 * config.rounds:
-            return False
     return True
 
 

@@ -24,7 +24,7 @@ class BenchmarkConfig(Config):
     """How the engines are timed. A round is every engine once at one batch size, in slices of `slice_ms`."""
 
     reference: str = Field(default="fp32/eager", min_length=1)  # the engine that speed-ups refer to
-    rounds: int = Field(default=40, ge=5, le=10_000)  # undisturbed, at each batch size, at least
+    rounds: int = Field(default=60, ge=5, le=10_000)  # undisturbed, at each batch size, at least
     launches: int = Field(
         default=5, ge=1, le=100
     )  # fresh processes of each engine, over which rounds are spread

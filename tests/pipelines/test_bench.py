@@ -39,7 +39,22 @@ from tests.small_subjects import (
     write_text_model,
 )
 
-QUICK = (*["--rounds", "5", "--launches", "2", "--batch", "1,4", "--budget-s", "60"],)
+QUICK = (
+    *[
+        "--rounds",
+        "5",
+        "--launches",
+        "2",
+        "--batch",
+        "1,4",
+        "--budget-s",
+        "60",
+        "--precision",
+        "0.9",
+        "--max-waited",
+        "1e6",
+    ],
+)
 
 
 @pytest.fixture(scope="module")
