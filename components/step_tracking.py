@@ -93,8 +93,7 @@ class StepTracking:
                 self._what.step, event["name"], event["value"], event["index"], event["time_s"]
             )
         elif event["event"] == "finished":
-            missing = {"incomplete": event["incomplete"]} if event.get("incomplete") else {}
-            self._end("FINISHED", event["metrics"], {"artifact": event["digest"], **missing})
+            self._end("FINISHED", event["metrics"], {"artifact": event["digest"]})
             if self._what.is_last:
                 self._outbox.run_ended(None)
         elif event["event"] == "failed":

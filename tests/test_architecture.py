@@ -29,7 +29,6 @@ HALLWAY = {
     "nvml",
     "process",
     "measurements",
-    "core_states",
     "page",
     "regular_files",
     "memory",

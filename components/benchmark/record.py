@@ -13,16 +13,15 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, JsonValue, ValidationError, model_validator
+from pydantic import Field, JsonValue, ValidationError
 
 from components import regular_files
-from components.benchmark.stage import BenchmarkConfig, Quiet
+from components.benchmark.stage import BenchmarkConfig
 from components.contract import Config
 from components.errors import ConfigInvalid
 from components.measurements import (
     ConcurrencyFigures,
     EngineFigures,
-    EngineSettings,
     Interval,
     MeasurementsSpec,
     OutputComparison,
@@ -30,13 +29,13 @@ from components.measurements import (
 )
 
 if TYPE_CHECKING:
-    from components.benchmark.rounds import Rounds
+    from components.benchmark.protocol import Latencies
     from components.benchmark.timed import Timed
 
 RECORD, SAMPLES, TABLE, PAGE = "bench.json", "samples.npz", "bench.csv", "bench.html"
 _LARGEST_SAMPLES = 2 * 1024**3  # bytes, unpacked
 _LARGEST_RECORD = 64 * 1024**2
-_RETIRED = ("requests_per_round", "images_per_round")
+_FEWEST_ROUNDS = 3  # that tell how rounds differ
 _ELSEWHERE = "not measured: it runs on a server"
 
 
@@ -50,7 +49,6 @@ class SubjectRecord(Config):
     kind: str
     known: dict[str, JsonValue]
     device: str = "cpu"
-    settings: EngineSettings | None = None  # None of versions before
     cold_start_ms: tuple[float, ...] = ()
     load_ms: tuple[float, ...] = ()
     peak_rss_bytes: int = 0
@@ -78,17 +76,6 @@ class BenchRecord(Config):
         default_factory=dict
     )  # of each subject, beside the reference's
 
-    @model_validator(mode="before")
-    @classmethod
-    def _of_versions_before(cls, given: Any) -> Any:
-        """Without the settings of the benchmark that only versions before had."""
-        config = given.get("config") if isinstance(given, dict) else None
-        if not isinstance(config, dict):
-            return given
-        kept = {key: value for key, value in config.items() if key not in _RETIRED}
-        limits = {key: value for key, value in kept.get("quiet", {}).items() if key in Quiet.model_fields}
-        return {**given, "config": {**kept, "quiet": limits}}
-
 
 def subject_record(name: str, kind: str, known: Mapping[str, Any], timed: Timed) -> SubjectRecord:
     """What was told of the subject `name`. Of one that runs elsewhere, our own process tells nothing."""
@@ -97,7 +84,6 @@ def subject_record(name: str, kind: str, known: Mapping[str, Any], timed: Timed)
         "kind": kind,
         "known": known,
         "device": launches.device,
-        "settings": timed.settings[name],
         "scenarios": timed.scenarios.get(name, ()),
         "concurrency": timed.concurrency.get(name, ()),
     }
@@ -114,48 +100,45 @@ def subject_record(name: str, kind: str, known: Mapping[str, Any], timed: Timed)
     )
 
 
-def analysed(record: BenchRecord, rounds: Rounds) -> BenchRecord:
-    """`record` with the figures that follow from `rounds`."""
+def analysed(record: BenchRecord, latencies: Latencies) -> BenchRecord:
+    """`record` with the figures that follow from `latencies`; none where the measurement is invalid."""
     from components.benchmark.figures import timings
-    from components.benchmark.paired import AtBatch1, pairs
     from components.benchmark.protocol import Launches
     from components.benchmark.resources import Energy, resource_figures
 
-    config, names = record.config, list(record.subjects)
-    conditions = record.measurements.conditions
-    timed = timings(rounds, config, names, fastest_fp32="", busy=conditions.busy)
+    config = record.config
     engines = {}
-    for name, subject in record.subjects.items():
-        launches = Launches(
-            cold_start_ms=list(subject.cold_start_ms),
-            load_ms=list(subject.load_ms),
-            peak_rss_bytes=subject.peak_rss_bytes,
-            device_memory_bytes=subject.device_memory_bytes,
+    if not record.measurements.invalid:
+        batches = tuple(sorted(set(config.batch_sizes)))
+        timed = timings(
+            latencies,
+            batch_sizes=batches,
+            reference=config.reference,
+            fastest_fp32="",
+            launches=record.measurements.rounds_of_launches,
         )
-        energy = Energy(subject.energy_mj_per_request, subject.energy_source)
-        resources = resource_figures(launches, energy, timed[name]["throughput"], config.price_per_hour)
-        known = "latency_ms_p50" in timed[name]
-        engines[name] = EngineFigures.model_validate(
-            {
-                "status": "measured" if known else "not measured",
-                "reason": "" if known else conditions.busy,
-                **subject.known,
-                **timed[name],
-                "settings": subject.settings,
-                "resources": resources,
-                "scenarios": subject.scenarios,
-                "concurrency": subject.concurrency,
-            }
-        )
-    at_1 = AtBatch1.of(rounds, names)
-    found = {
-        "engines": engines,
-        "pairs": pairs(rounds, names),
-        "states": at_1.states if rounds.states() else (),
-        "rounds": len(at_1.state),
-        "rounds_of_launches": tuple(at_1.launches),
-    }
-    return record.model_copy(update={"measurements": record.measurements.model_copy(update=found)})
+        for name, subject in record.subjects.items():
+            launches = Launches(
+                cold_start_ms=list(subject.cold_start_ms),
+                load_ms=list(subject.load_ms),
+                peak_rss_bytes=subject.peak_rss_bytes,
+                device_memory_bytes=subject.device_memory_bytes,
+            )
+            energy = Energy(subject.energy_mj_per_request, subject.energy_source)
+            resources = resource_figures(launches, energy, timed[name]["throughput"], config.price_per_hour)
+            engines[name] = EngineFigures.model_validate(
+                {
+                    "status": "measured",
+                    **subject.known,
+                    **timed[name],
+                    "resources": resources,
+                    "scenarios": subject.scenarios,
+                    "concurrency": subject.concurrency,
+                }
+            )
+    return record.model_copy(
+        update={"measurements": record.measurements.model_copy(update={"engines": engines})}
+    )
 
 
 # ------------------------------------------------------------------------------------------ reading a folder
@@ -190,14 +173,15 @@ def read_again(folder: Path) -> BenchRecord:
     Raises ConfigInvalid if the samples are not there, or not those of the record.
     """
     record = read_record(folder)
-    file = folder / SAMPLES if folder.is_dir() else folder.with_name(SAMPLES)
-    if not record.measurements.rounds and not file.exists():  # one of a version that kept none of them
+    if record.measurements.invalid:
         return record
-    return analysed(record, _read_rounds(file, record))
+    return analysed(
+        record, _read_latencies(folder / SAMPLES if folder.is_dir() else folder.with_name(SAMPLES), record)
+    )
 
 
-def _read_rounds(file: Path, record: BenchRecord) -> Rounds:
-    from components.benchmark.samples import read_samples
+def _read_latencies(file: Path, record: BenchRecord) -> Latencies:
+    import numpy as np
 
     batches = sorted({1, *record.config.batch_sizes})
     why = regular_files.problem(file)
@@ -208,29 +192,36 @@ def _read_rounds(file: Path, record: BenchRecord) -> Rounds:
             unpacked = sum(entry.file_size for entry in archive.infolist())
         if unpacked > _LARGEST_SAMPLES:
             raise ConfigInvalid(f"{file} is too large", why=f"{unpacked:,} bytes unpacked")
-        rounds = read_samples(file, list(record.subjects), batches, record.measurements.rounds_of_launches)
-    except (OSError, ValueError, IndexError, EOFError, zipfile.BadZipFile) as error:
+        with np.load(file, allow_pickle=False) as arrays:
+            latencies = {
+                name: {batch: arrays[f"{name}@{batch}"] for batch in batches} for name in record.subjects
+            }
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise ConfigInvalid(f"the samples in {file} cannot be read", why=str(error)) from None
     except KeyError as error:
         raise ConfigInvalid(f"{file} lacks samples of {RECORD}", why=str(error.args[0])) from None
-    _check_rounds(rounds, record, file)
-    return rounds
+    _check_latencies(latencies, record, file)
+    return latencies
 
 
-def _check_rounds(rounds: Rounds, record: BenchRecord, file: Path) -> None:
+def _check_latencies(latencies: Latencies, record: BenchRecord, file: Path) -> None:
     """Raise ConfigInvalid unless all are positive milliseconds of as many rounds as the record says."""
     import numpy as np
 
-    if record.config.reference not in record.subjects or len(rounds.at(1)) != record.measurements.rounds:
+    rounds, launches = record.measurements.rounds, record.measurements.rounds_of_launches
+    if (
+        record.config.reference not in latencies
+        or rounds < _FEWEST_ROUNDS
+        or sum(launches) not in (0, rounds)
+    ):
         raise ConfigInvalid(f"{file.with_name(RECORD)} contradicts itself")
-    for one in rounds.all:
-        for name, latency_ms in one.latency_ms.items():
-            there = latency_ms.ndim == 1 and latency_ms.dtype == np.float64 and latency_ms.size > 0
-            known = latency_ms[~np.isnan(latency_ms)] if there else latency_ms
-            if not there or not known.size or not (np.isfinite(known) & (known > 0)).all():
+    for name, of_batch in latencies.items():
+        for batch, latency_ms in of_batch.items():
+            fits = latency_ms.ndim == 2 and latency_ms.dtype == np.float64 and len(latency_ms) == rounds
+            if not fits or not latency_ms.size or not (np.isfinite(latency_ms) & (latency_ms > 0)).all():
                 raise ConfigInvalid(
                     f"the samples in {file} are not latencies",
-                    why=f"{name} at batch {one.batch}: {latency_ms.dtype} {latency_ms.shape}",
+                    why=f"{name} at batch {batch}: {latency_ms.dtype} {latency_ms.shape}",
                 )
 
 

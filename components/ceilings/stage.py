@@ -36,10 +36,7 @@ class CeilingsConfig(Config):
 
 
 def run(config: CeilingsConfig, *, out: Output) -> Result[CeilingsSpec]:
-    """Measure the ceilings of this machine; `samples.json` has the rate of every point in every round.
-
-    Where a ceiling is not stable the result is incomplete: it is used, and measured again the next time.
-    """
+    """Measure the ceilings of this machine; `samples.json` has the rate of every point in every round."""
     from components.ceilings.measure import measure
 
     return measure(config, out)
