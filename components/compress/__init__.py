@@ -1,4 +1,4 @@
-"""The compression methods. A method is one file here and one row of METHODS. Wakes no torch."""
+"""The compression methods. A method is one file here and one row of METHODS. Does not import torch."""
 
 from __future__ import annotations
 

@@ -89,7 +89,7 @@ class Target(Config, ABC):
         return self.target
 
     def missing(self) -> str:
-        """What this machine lacks to build or load such an engine; empty if nothing. Wakes no library."""
+        """What this machine lacks to build or load such an engine; empty if nothing. Imports no library."""
         return ""
 
     @abstractmethod

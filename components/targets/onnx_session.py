@@ -1,4 +1,4 @@
-"""ONNX files run by ONNX Runtime. Wakes no torch: a bundle is checked, and served, with this."""
+"""ONNX files run by ONNX Runtime. Does not import torch: a bundle is checked, and served, with this."""
 
 from __future__ import annotations
 
