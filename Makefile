@@ -28,7 +28,7 @@ install = $(WITH_UV) $(1) || { echo "note: uv could not install this -> trying p
 	  $(WITH_PIP) $(1); }
 
 .PHONY: help setup torch run lint test test-all test-cluster test-cluster-kills test-gpu images \
-  kind-up kind-down mlflow measure lock clean
+  kind-up kind-down mlflow measure measure-noise measure-states lock clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -98,6 +98,13 @@ mlflow: setup ## serve the MLflow page of the runs on this machine, at port 5000
 
 measure: setup ## what the command itself costs; after make run
 	$(BIN)/python tests/measure_overheads.py
+
+measure-noise: setup ## is a run ever without a result, or with a wrong one? hours, to be stopped at will; after make run
+	$(BIN)/python -m tests.measure_noise
+
+measure-states: setup ## why rounds disagree: spinning threads, the distance of the cores; after make run
+	$(BIN)/python -m tests.measure_states --threads 2
+	$(BIN)/python -m tests.measure_states --threads 1
 
 lock: setup ## resolve the dependencies anew (torch is chosen per machine, so it is not in the lock)
 	$(UV) pip compile pyproject.toml --extra stages --extra data --extra dev --universal --upgrade \

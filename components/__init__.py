@@ -9,10 +9,6 @@ os.environ["ORT_DISABLE_TELEMETRY"] = "1"
 os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
 os.environ["NNCF_DISABLE_TELEMETRY"] = "1"
 os.environ["DO_NOT_TRACK"] = "1"
-# Spinning OpenMP threads collapse a shared machine, and threads that sleep at once cost a quarter of a
-# training's speed: they spin for about 0.1 ms. Read when the first OpenMP runtime loads.
-os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
-os.environ.setdefault("GOMP_SPINCOUNT", "3000")
 
 # Folders of the user's own modules, for every process of a run. Last: a user's `select.py` hides nothing.
 sys.path += [path for path in os.environ.get("HPML_IMPORT_PATHS", "").split(os.pathsep) if path]

@@ -10,6 +10,8 @@ that forks calls `run_job` instead, with the same job.
     --events -           events as lines "#hpml {...}" on stdout, among the lines of the log
     --lineage JSON       what the executor knows: {"code_digest": ..., "libraries": {...}} for the artifact's
                          manifest, {"parents": {...}, "verified": [...]} of the inputs; see components.job.Job
+    --scratch URI        where a next attempt goes on from; {work} in it stands for a digest
+                         of what is done, where no executor knows the inputs in advance
     --left-out JSON      {"engines/int8/onnx": why, ...}, inputs whose steps failed
     --executor-input JSON, --names JSON
                          a step of Kubeflow Pipelines, see components/executor_input.py, and which of its
@@ -23,10 +25,8 @@ from __future__ import annotations
 import argparse
 import hashlib
 import importlib
-import importlib.metadata
 import json
 import os
-import re
 import sys
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -42,6 +42,7 @@ from components.errors import ConfigInvalid, UsageError, explained
 from components.executor_input import ExecutorInput, Named, read_executor_input
 from components.job import Job, execute, load_run, run_job, stop_on_sigterm
 from components.overrides import with_overrides
+from components.process import spin_briefly
 from components.step_tracking import reported
 from components.training.distributed import rank
 
@@ -250,18 +251,13 @@ def _split_named(flag: str, item: str) -> tuple[str, str]:
 def about() -> dict[str, Any]:
     """What this image, or this machine, is: what a step that runs here depends on.
 
-    hardware: see hardware.identity. python: the minor version. libraries: the version of every installed
-    distribution, under its normalised name (PEP 503). source: the digest of our own code.
+    hardware: see hardware.identity. python: the minor version. libraries: see
+    container.installed_libraries. source: the digest of our own code.
     """
-    libraries = {
-        re.sub(r"[-_.]+", "-", found.name).lower(): found.version
-        for found in importlib.metadata.distributions()
-        if found.name
-    }
     return {
         "hardware": hardware.identity(),
         "python": ".".join(str(part) for part in sys.version_info[:2]),
-        "libraries": dict(sorted(libraries.items())),
+        "libraries": container.installed_libraries(),
         "source": source_digest(),
     }
 
@@ -280,6 +276,7 @@ def main(arguments: list[str] | None = None) -> None:
     """Run the stage named on the command line; the digest of what it wrote goes to stdout."""
     given = sys.argv[1:] if arguments is None else arguments
     debug = "--debug" in given
+    spin_briefly()
     with explained(debug=debug):
         if given == ["--about"]:
             print(json.dumps(about()))
@@ -294,13 +291,15 @@ def main(arguments: list[str] | None = None) -> None:
                 manifest = container.run(job)
                 if command.kubeflow:
                     command.kubeflow.deliver(command.stage, manifest)
-                events.write("finished", digest=manifest.digest, metrics=manifest.metrics)
+                container.tell_finished(events, manifest)
         if rank() == 0:
             tell(manifest)
 
 
 def tell(manifest: Manifest) -> None:
     """Print what every entrypoint prints last: the digest and the metrics of what it made."""
+    if manifest.incomplete:
+        print(f"incomplete: {manifest.incomplete}", file=sys.stderr, flush=True)
     print(json.dumps({"digest": manifest.digest, "metrics": manifest.metrics}), flush=True)
 
 

@@ -99,7 +99,7 @@ class QuantizationSpec(Config):
 
     scheme: Literal["static"]
     weights: Literal["int8-per-channel", "int8-per-tensor"]
-    activations: Literal["auto", "uint8", "int8"]  # auto: measured on the machine, the faster is kept
+    activations: Literal["auto", "uint8", "int8"]  # auto: the benchmark chooses
     calibration: Literal["minmax", "percentile"]
     calibration_rows: tuple[int, ...]
     excluded_layers: tuple[str, ...] = ()
@@ -131,6 +131,9 @@ class EngineSpec(Config):
     """What a runtime loads, with golden samples: `golden_x_nchw.npy` and `golden_logits.npy`.
 
     `test_logits.npy`, float32 (rows, classes), is what the engine says of the whole test split.
+
+    variants: the same engine built otherwise, where only a measurement can say which is faster; each in a
+    folder of that name, with files of the same names.
     """
 
     kind: Literal["engine"] = "engine"
@@ -150,6 +153,11 @@ class EngineSpec(Config):
     accuracy_top1: float = 0.0  # measured on this engine, on the test split
     max_abs_error: float = 0.0  # of logits, against the model in torch
     top1_agreement: float = 0.0  # with the model in torch
+    variants: dict[str, EngineSpec] = Field(default_factory=dict)
+
+    def of_variant(self, name: str) -> EngineSpec:
+        """The engine as it is in the folder `name`, alone; "" is the one that is not in a folder."""
+        return self.variants[name] if name else self.model_copy(update={"variants": {}})
 
 
 class ReportSpec(Config):
@@ -232,6 +240,7 @@ class Manifest(Config):
     lineage: Lineage
     metrics: dict[str, float]
     rejected: str = ""  # why a gate refused it; empty for an artifact in good standing
+    incomplete: str = ""  # what is missing in it and why; it is read as any other, but is no cache hit
     seal: str
 
 
@@ -389,7 +398,13 @@ def new_folder_beside(path: Path) -> Path:
 
 
 def seal_artifact(
-    folder: Path, *, spec: Config, metrics: dict[str, float], lineage: Lineage, rejected: str = ""
+    folder: Path,
+    *,
+    spec: Config,
+    metrics: dict[str, float],
+    lineage: Lineage,
+    rejected: str = "",
+    incomplete: str = "",
 ) -> Manifest:
     """Write the manifest over what is in `folder` and sync it all to disk; the folder is then whole."""
     files: dict[str, FileEntry] = {}
@@ -412,6 +427,8 @@ def seal_artifact(
         "metrics": metrics,
         "rejected": rejected,
     }
+    if incomplete:
+        fields["incomplete"] = incomplete
     fields["digest"] = content_digest(kind, fields["spec"], files, rejected)
     fields["seal"] = _seal_of(fields)
     write_text_atomic(folder / MANIFEST, json.dumps(fields, indent=1, sort_keys=True))
@@ -465,6 +482,31 @@ def copy_files(source: Artifact[Any], folder: Path) -> None:
             place.hardlink_to(source.path / name)
         except OSError:
             shutil.copyfile(source.path / name, place)
+
+
+def build_of(engine: Artifact[EngineSpec], variant: str) -> Artifact[EngineSpec]:
+    """The build `variant` of an engine as an artifact of its own (no golden inputs); "" is `engine`."""
+    if not variant:
+        return engine
+    folder = f"{variant}/"
+    files = {
+        name.removeprefix(folder): entry
+        for name, entry in engine.manifest.files.items()
+        if name.startswith(folder)
+    }
+    manifest = engine.manifest.model_copy(update={"files": files})
+    return Artifact(engine.path / variant, manifest, engine.spec.of_variant(variant))
+
+
+def copy_engine(source: Artifact[EngineSpec], variant: str, folder: Path) -> EngineSpec:
+    """Put one of the builds of an engine into `folder`, "" for that which is no variant; its description."""
+    copy_files(source, folder)
+    if variant:
+        for file in (folder / variant).iterdir():
+            file.replace(folder / file.name)
+    for name in source.spec.variants:
+        shutil.rmtree(folder / name)
+    return source.spec.of_variant(variant)
 
 
 def _sync(path: Path) -> None:

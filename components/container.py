@@ -6,6 +6,9 @@ the others work in folders of their own.
 
 from __future__ import annotations
 
+import hashlib
+import importlib.metadata
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
@@ -16,7 +19,7 @@ from pathlib import Path
 
 from components import hardware, storage
 from components.artifacts import MANIFEST, Manifest, read_manifest
-from components.contract import Events, signature, validate
+from components.contract import Events, canonical_json, signature, validate
 from components.errors import HpmlError, StageFailed, Unavailable, UsageError, explained
 from components.job import Job, load_run, perform, rejection, scratch_of
 from components.patience import patiently
@@ -25,7 +28,8 @@ from components.step_tracking import Reported, StepTracking
 from components.training.distributed import is_launched, rank, workers_on_this_machine
 
 STDOUT = "-"  # as the place of events: lines on stdout
-_CHECKPOINTS = "checkpoints-*/*"  # of a scratch folder, what is worth keeping elsewhere
+WORK = "{work}"  # in the URI of a scratch folder
+_CHECKPOINTS = ("checkpoints-*/*", "rounds/*")  # of a scratch folder, what is worth keeping elsewhere
 
 
 @contextmanager
@@ -65,19 +69,27 @@ def events_of(job: Job) -> Events:
     return Events(Path(job.events) if job.events else None)
 
 
+def tell_finished(events: Events, manifest: Manifest) -> None:
+    """What an entrypoint tells when the artifact of its job is where it is to be."""
+    events.write("finished", digest=manifest.digest, metrics=manifest.metrics, incomplete=manifest.incomplete)
+
+
 def run(job: Job) -> Manifest:
     """Execute `job`, whose inputs, `out` and `scratch` may be s3:// URIs.
 
     An infrastructure that fails (Unavailable) is waited for, about two minutes. What an earlier attempt at
-    the same work has finished is not repeated. Raises HpmlError like `execute`.
+    the same work has finished is not repeated. `WORK` in `scratch` stands for what is done, see `_work`.
+    Raises HpmlError like `execute`.
     """
     leads = rank() == 0
+    if WORK in job.scratch:
+        job = replace(job, scratch=job.scratch.replace(WORK, _work(job)))
     with tempfile.TemporaryDirectory(prefix="hpml-") as name:
         folder = Path(name)
         keeps = leads and storage.is_remote(job.scratch)
         finished = _finished_before(job, folder)
         if finished:
-            if keeps:
+            if keeps and not finished.incomplete:
                 storage.delete(job.scratch)
             return finished
         delivers = leads and storage.is_remote(job.out)
@@ -99,9 +111,10 @@ def run(job: Job) -> Manifest:
             finally:
                 if delivers and Path(here.out).exists():  # also what a gate refused
                     storage.upload(Path(here.out), job.out)
-        shutil.rmtree(scratch_of(here), ignore_errors=True)
-        if keeps:
-            storage.delete(job.scratch)
+        if not manifest.incomplete:
+            shutil.rmtree(scratch_of(here), ignore_errors=True)
+            if keeps:
+                storage.delete(job.scratch)
         return manifest
 
 
@@ -128,6 +141,26 @@ def _finished_before(job: Job, folder: Path) -> Manifest | None:
         raise rejection(shape.stage, found.rejected)
     print(f"{job.out} was written by an earlier attempt at the same work", flush=True)
     return found
+
+
+def installed_libraries() -> dict[str, str]:
+    """The version of every installed distribution, under its normalised name (PEP 503)."""
+    versions = {
+        re.sub(r"[-_.]+", "-", found.name).lower(): found.version
+        for found in importlib.metadata.distributions()
+        if found.name
+    }
+    return dict(sorted(versions.items()))
+
+
+def _work(job: Job) -> str:
+    """One digest of what `job` does, for its scratch where no executor knows the inputs in advance.
+
+    The next run of the same work, with the same libraries on the same hardware, then goes on from there.
+    """
+    here = (job.code_digest, installed_libraries(), hardware.identity())
+    done = (job.run, job.config, _parents(job), here)
+    return hashlib.sha256(canonical_json(done).encode()).hexdigest()
 
 
 def _holds_something(place: Path) -> bool:

@@ -45,6 +45,11 @@ class Config(BaseModel):
         """A short name that tells this config from its siblings in a step's name; empty if it needs none."""
         return ""
 
+    @property
+    def decides_by_timing(self) -> bool:
+        """Whether a step with this config times what it makes, so that nothing else may run beside it."""
+        return False
+
     def unmet(self) -> str:
         """Why this machine cannot run this config; empty if it can. Asked before anything is started."""
         return ""
@@ -173,11 +178,14 @@ class Result(Generic[SpecT]):
 
     rejected: why a gate refuses what was written. The artifact is kept for a look, no reader opens it, and
     the step ends with exit code 5.
+    incomplete: what is missing in what was written, and why. The artifact is handed on, but it is never a
+    cache hit, and `Output.scratch` stays: the next attempt at the same work goes on from there.
     """
 
     spec: SpecT
     metrics: Metrics = field(default_factory=dict)
     rejected: str = ""
+    incomplete: str = ""
 
 
 class Events:
@@ -201,7 +209,8 @@ class Output:
     """Where a stage writes.
 
     path: a fresh folder; what is in it when `run` returns becomes the artifact, whole or not at all.
-    scratch: a folder that outlives a failed or interrupted attempt at the same work (checkpoints).
+    scratch: a folder that outlives a failed, interrupted or incomplete attempt at the same work; of a pod's,
+    only the files `checkpoints-*/*` and `rounds/*` do, each from when it is renamed into its place.
     threads: how many CPU threads the stage may use. left_out: inputs that there are not because the steps
     that should have made them failed, "name" or "name/key", and why; told to stages that only show.
     """

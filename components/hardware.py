@@ -28,11 +28,25 @@ _DECISIVE_FLAGS = (
 )
 
 
+_CPUS = Path("/sys/devices/system/cpu")
+
+
 def usable_cpus() -> int:
     """How many CPUs this process may use: its affinity mask, capped by the control group's quota."""
     allowed = len(os.sched_getaffinity(0))
     quota = cgroup.cpu_quota()
     return allowed if quota is None else max(1, min(allowed, int(quota)))
+
+
+def usable_cores() -> int:
+    """The physical cores behind `usable_cpus`: two CPUs that share one count once."""
+    siblings = set()
+    for cpu in os.sched_getaffinity(0):
+        try:
+            siblings.add((_CPUS / f"cpu{cpu}/topology/thread_siblings_list").read_text())
+        except OSError:  # the system does not tell
+            siblings.add(str(cpu))
+    return min(len(siblings), usable_cpus())
 
 
 @cache

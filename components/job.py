@@ -70,11 +70,13 @@ def load_run(path: str) -> Any:
 def execute(job: Job) -> Manifest:
     """Run one stage: check its config, open and verify its inputs, run it, publish its artifact.
 
-    Raises HpmlError; nothing is at `job.out` then, except an artifact that a gate rejected, which is
-    published with its reason and which no reader opens.
+    The scratch folder of an incomplete one stays, for the next attempt. Raises HpmlError; nothing is at
+    `job.out` then, except an artifact that a gate rejected, which is published with its reason and which no
+    reader opens.
     """
     manifest = perform(job)
-    shutil.rmtree(scratch_of(job), ignore_errors=True)
+    if not manifest.incomplete:
+        shutil.rmtree(scratch_of(job), ignore_errors=True)
     return manifest
 
 
@@ -125,7 +127,12 @@ def perform(job: Job) -> Manifest:
                 peak_rss_bytes=_peak_rss_bytes(),
             )
             manifest = seal_artifact(
-                folder, spec=result.spec, metrics=metrics, lineage=lineage, rejected=result.rejected
+                folder,
+                spec=result.spec,
+                metrics=metrics,
+                lineage=lineage,
+                rejected=result.rejected,
+                incomplete=result.incomplete,
             )
             publish(folder, place)
     finally:

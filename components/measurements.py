@@ -6,9 +6,9 @@ Every figure that a measurement gives is an `Interval`; where one is missing, so
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from components.contract import Config
 
@@ -25,6 +25,10 @@ class Interval(Config):
     def overlaps(self, other: Interval) -> bool:
         """Whether the two intervals have a point in common."""
         return self.low <= other.high and other.low <= self.high
+
+    def inverse(self) -> Interval:
+        """Of one over the figure."""
+        return Interval(value=1 / self.value, low=1 / self.high, high=1 / self.low)
 
 
 # ------------------------------------------------------------------------------------------------- an engine
@@ -81,6 +85,78 @@ class ResourceFigures(Config):
     price_per_million: Interval | None = None  # images at the best batch, from `price_per_hour`
 
 
+class EngineSettings(Config):
+    """How an engine was run: what its figures hold for, and what whoever serves it has to set.
+
+    spinning: whether its waiting threads spin rather than sleep; None where its runtime has no such switch,
+    or was left at its default. variant: which of `EngineSpec.variants`; "" is the engine as it was built.
+    """
+
+    threads: int = Field(ge=1)
+    spinning: bool | None = None
+    variant: str = ""
+
+    def __str__(self) -> str:
+        """In words: "2 threads, spinning, int8 activations"."""
+        told = [f"{self.threads} thread{'s' if self.threads > 1 else ''}"]
+        if self.spinning is not None:
+            told.append("spinning" if self.spinning else "not spinning")
+        if self.variant:
+            told.append(self.variant.replace("-", " "))
+        return ", ".join(told)
+
+
+class CoreState(Config):
+    """One of the distances between the CPUs that were seen while the engines were timed.
+
+    Virtual CPUs are moved between the core complexes of their host. What two threads of an engine then take
+    to hand each other a cache line differs several times, and so does the engine's latency.
+    round_trip_ns: of a cache line between two CPUs, as the probe sees it; its loops in Python included.
+    """
+
+    name: str  # "near", "far", with more than two also "middle", "middle 2"
+    round_trip_ns: Interval  # the median of the probes, and the middle 95 % of them
+    share: float  # of the time of the rounds, kept or not
+    seconds: float
+
+
+class StateFigures(Config):
+    """The figures of one engine at batch 1 while the cores were at one distance, from `rounds` rounds."""
+
+    state: str  # the name of a `CoreState`
+    rounds: int
+    latency_ms_p50: Interval | None = None
+    speedup_vs_reference: Interval | None = None
+    speedup_vs_best_fp32: Interval | None = None
+    reason: str = ""  # why a figure is None: "3 of 5 rounds"
+
+
+class PairedRatio(Config):
+    """How many times faster `engine` answers at batch 1 than `baseline`: p50 against p50, paired by round.
+
+    speedup is over the mixture of states that was seen: the geometric mean of those of the states, weighted
+    with their shares of the time. None, with the reason, where it is not known.
+    """
+
+    engine: str
+    baseline: str
+    rounds: int  # that hold both
+    speedup: Interval | None = None
+    states: dict[str, Interval] = Field(default_factory=dict)  # name of a CoreState -> in it alone
+    reason: str = ""
+
+    def inverse(self) -> PairedRatio:
+        """The same, with the two exchanged."""
+        return self.model_copy(
+            update={
+                "engine": self.baseline,
+                "baseline": self.engine,
+                "speedup": self.speedup.inverse() if self.speedup else None,
+                "states": {name: ratio.inverse() for name, ratio in self.states.items()},
+            }
+        )
+
+
 class PairedAccuracy(Config):
     """An engine against the reference on the very same test samples."""
 
@@ -94,10 +170,13 @@ class PairedAccuracy(Config):
 
 
 class EngineFigures(Config):
-    """What was measured of one engine. The figures are None unless `status` is "measured"."""
+    """What was measured of one engine.
 
-    status: Literal["measured", "not built"]
-    reason: str = ""
+    status: "not measured" has its accuracy and its size, but no latency, as the machine was too busy.
+    """
+
+    status: Literal["measured", "not measured", "not built"]
+    reason: str = ""  # why it was not measured or not built
     target: str
     precision: str
     methods: tuple[str, ...]
@@ -106,18 +185,25 @@ class EngineFigures(Config):
     macs: int
     accuracy_top1: Interval | None = None
     paired: PairedAccuracy | None = None  # None for the reference itself
-    latency_ms_p50: Interval | None = None  # batch 1
+    settings: EngineSettings | None = None  # that it was timed with; None of versions before
+    latency_ms_p50: Interval | None = None  # batch 1, over the mixture of states that was seen
     latency_ms_p90: Interval | None = None
     latency_ms_p99: Interval | None = None
+    states: tuple[StateFigures, ...] = ()  # the same order as those of `MeasurementsSpec`
     throughput: tuple[Throughput, ...] = ()
-    speedup_vs_reference: Interval | None = None  # ratio of batch-1 p50, the reference is torch eager
+    speedup_vs_reference: Interval | None = None  # `PairedRatio.speedup`, the reference is torch eager
     speedup_vs_best_fp32: Interval | None = None  # against the fastest unmodified fp32 engine
     scenarios: tuple[ScenarioFigures, ...] = ()
     concurrency: tuple[ConcurrencyFigures, ...] = ()
     resources: ResourceFigures | None = None
-    samples: int = 0  # requests at batch 1, all rounds together
+    samples: int = 0  # undisturbed requests at batch 1, all rounds together
     unquoted: dict[str, str] = Field(default_factory=dict)  # figure -> why it is None: "350 of 662 samples"
     round_spread: float | None = None  # (largest - smallest p50 of a round) / p50 of all
+
+    @property
+    def variant(self) -> str:
+        """Which of `EngineSpec.variants` these are of."""
+        return self.settings.variant if self.settings else ""
 
 
 class OutputFigures(Config):
@@ -146,51 +232,77 @@ class OutputComparison(Config):
     reason: str = ""
 
 
+def _without(given: Any, *retired: str) -> Any:
+    """The fields of a record, less those that only versions before wrote."""
+    if not isinstance(given, dict):
+        return given
+    return {name: value for name, value in given.items() if name not in retired}
+
+
 class Conditions(Config):
-    """How quiet the machine was. Slices that were disturbed are not in the figures."""
+    """How quiet the machine was. What was disturbed is not in the figures."""
 
     slices: int = 0  # timed, of any engine
-    dropped: int = 0  # of them, because they were disturbed
-    enforced: bool = True  # false: what was disturbed was counted and is in the figures all the same
+    dropped: int = 0  # of them, because they or another of their round were disturbed
     causes: dict[str, int] = Field(default_factory=dict)  # cause -> slices dropped for it
     cpu_pressure: float | None = None  # share of the time in which some task waited for a CPU, ours included
-    probe_spread: float | None = None  # (slowest - fastest GEMM probe) / fastest, of the accepted slices
     gpu: dict[str, str] = Field(default_factory=dict)  # clocks and power over the run, in words
+    unseen: str = ""  # why disturbances could not be seen here: then none was dropped
 
     @property
-    def warning(self) -> str:
-        """What whoever reads the figures has to know, if disturbed slices are in them; else empty."""
-        if self.enforced or not self.dropped:
-            return ""
-        return (
-            f"Measured on a busy machine: {self.dropped} of {self.slices} slices were disturbed "
-            f"({'; '.join(self.causes)}) and are in the figures, since the recipe says "
-            "benchmark.quiet.enforce: false. Figures may be off by more than their intervals say."
-        )
+    def busy(self) -> str:
+        """Why a figure has too few undisturbed rounds, in words."""
+        quiet = f"{self.slices - self.dropped} of {self.slices} slices were quiet"
+        return f"{'machine busy' if self.dropped else 'the time budget was over'} ({quiet})"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _without_retired(cls, given: Any) -> Any:
+        return _without(given, "enforced", "probe_spread")
 
 
 class MeasurementsSpec(Config):
     """The benchmark of all engines of a run.
 
-    `samples.npz` has the raw latencies in milliseconds, float64 (rounds, requests): "fp32/onnx@8" are those
-    of engine fp32/onnx at batch 8. best_fp32 is the fastest engine of the unmodified network in fp32 other
-    than the reference; empty if there is none. invalid: why the measurement was refused; no engine has a
-    figure then.
+    `samples.npz` has the raw latencies in milliseconds, float64 (rounds, requests), NaN where a request was
+    disturbed: "fp32/onnx@8" are those of engine fp32/onnx at batch 8. "at_s@8" (rounds,) is when each round
+    at batch 8 began, in seconds from the first, and "state@8" the index of its state, -1 for none.
+    best_fp32 is the fastest engine of the unmodified network in fp32 other than the reference; empty if there
+    is none, or no latency. states: nearest first; empty where one CPU was used or none was probed.
+    incomplete: what is not measured and why; empty if nothing is missing.
     """
 
     kind: Literal["measurements"] = "measurements"
     reference: str
     best_fp32: str
     engines: dict[str, EngineFigures]
+    pairs: tuple[PairedRatio, ...] = ()  # each two measured engines once
+    states: tuple[CoreState, ...] = ()
     rounds: int
-    rounds_of_launches: tuple[int, ...] = ()  # that each launch of the engines had; empty: one launch
-    requests_per_round: int
-    threads: int
+    rounds_of_launches: tuple[int, ...] = ()  # at batch 1, that each launch had; empty: one launch
+    slice_ms: float = 0.0  # of one engine's requests in a round; 0: of versions before
+    threads: int  # at most, of each engine; what each was timed with is in its `settings`
     seed: int
     environment: dict[str, str]
     harness_us_per_request: float = 0.0  # what timing itself costs, of the worst engine's process
     conditions: Conditions = Conditions()
-    invalid: str = ""
+    incomplete: str = ""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_versions_before(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "invalid" in given:
+            given = {"incomplete": given["invalid"], **given}
+        return _without(given, "invalid", "requests_per_round")
+
+    def ratio(self, engine: str, baseline: str) -> PairedRatio | None:
+        """How many times faster `engine` is than `baseline`; None if they were not paired."""
+        for pair in self.pairs:
+            if (pair.engine, pair.baseline) == (engine, baseline):
+                return pair
+            if (pair.engine, pair.baseline) == (baseline, engine):
+                return pair.inverse()
+        return None
 
 
 # ------------------------------------------------------------------------------------------------ the machine
@@ -253,6 +365,20 @@ def ceiling_of(points: Iterable[RatedPoint]) -> RatedPoint | None:
     return known[rates.index(best)] if best and not beaten else None
 
 
+class CoreDistances(Config):
+    """How far the CPUs of a machine are from each other: a cache line's way from one to another and back.
+
+    round_trips_ns: row i has those of the i-th CPU with each one before it, at first. states: nearest first.
+    """
+
+    cpus: tuple[int, ...]  # a sample, where there are many
+    usable_cpus: int  # that it is of
+    round_trips_ns: tuple[tuple[float, ...], ...] = ()
+    states: tuple[CoreState, ...] = ()  # empty with one CPU
+    changes: int = 0  # from one state to another
+    seconds: float = 0.0  # that they were watched for
+
+
 class CeilingsSpec(Config):
     """What the machine can do at most, per thread count. Points that are not stable are no ceilings."""
 
@@ -260,6 +386,20 @@ class CeilingsSpec(Config):
     hardware: dict[str, str]
     bandwidths: tuple[BandwidthPoint, ...]
     gemms: tuple[GemmPoint, ...]
+
+    @property
+    def not_stable(self) -> str:
+        """The ceilings not known as the rounds of their points disagree: "1 thread: L2, int8; cuda: fp16"."""
+        points: dict[tuple[str, str], list[Any]] = {}  # the same kind of point under each name
+        for bandwidth in self.bandwidths:
+            points.setdefault((_place(bandwidth), bandwidth.level), []).append(bandwidth)
+        for gemm in self.gemms:
+            points.setdefault((_place(gemm), gemm.precision), []).append(gemm)
+        unknown: dict[str, list[str]] = {}
+        for (place, name), alike in points.items():
+            if ceiling_of(alike) is None and any(point.fastest for point in alike):
+                unknown.setdefault(place, []).append(name)
+        return "; ".join(f"{place}: {', '.join(names)}" for place, names in unknown.items())
 
     def arithmetic(self, precision: str, *, threads: int, device: str = "cpu") -> Interval | None:
         """The fastest GEMM (Gflop/s) of `precision` with `threads`, of any library; see `ceiling_of`."""
@@ -292,6 +432,13 @@ class CeilingsSpec(Config):
         alone = self.bandwidth(level, threads=1, device=device)
         same = (point for point in self.bandwidths if (point.level, point.device) == (level, device))
         return _roof(known, alone, same, threads)
+
+
+def _place(point: BandwidthPoint | GemmPoint) -> str:
+    """Where it was measured: "2 threads" of the CPU, or the device."""
+    return (
+        f"{point.threads} thread{'s' if point.threads > 1 else ''}" if point.device == "cpu" else point.device
+    )
 
 
 class Roof(NamedTuple):
@@ -352,6 +499,7 @@ class EngineDiagnosis(Config):
     status: Literal["diagnosed", "not diagnosed"]
     reason: str = ""  # why it was not
     device: Literal["cpu", "cuda"] = "cpu"  # whose ceilings it is under
+    threads: int = 0  # that it was measured with; 0 of versions before: those of the whole
     batch: int = 1
     flops: int = 0
     bytes: int = 0

@@ -89,8 +89,9 @@ _FIELDS: Mapping[str, Mapping[str, type | tuple[type, ...]]] = {
     "metric": {"name": str, "value": (int, float), "index": int, "time_s": (int, float)},
     "note": {"text": str},
     "failed": {"message": str, "exit_code": int},
-    "finished": {"digest": str, "metrics": dict},
+    "finished": {"digest": str, "metrics": dict, "incomplete": str},
 }
+_DEFAULTS: Mapping[str, Mapping[str, Any]] = {"finished": {"incomplete": ""}}  # versions before tell none
 
 
 def read_event(line: str) -> dict[str, Any] | None:
@@ -99,6 +100,7 @@ def read_event(line: str) -> dict[str, Any] | None:
         return None
     try:
         event = json.loads(line.removeprefix(EVENT_PREFIX))
+        event = {**_DEFAULTS.get(event["event"], {}), **event}
         fields = _FIELDS[event["event"]]
         whole = all(isinstance(event[name], expected) for name, expected in fields.items())
     except (ValueError, KeyError, TypeError, RecursionError):

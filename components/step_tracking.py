@@ -93,7 +93,8 @@ class StepTracking:
                 self._what.step, event["name"], event["value"], event["index"], event["time_s"]
             )
         elif event["event"] == "finished":
-            self._end("FINISHED", event["metrics"], {"artifact": event["digest"]})
+            missing = {"incomplete": event["incomplete"]} if event.get("incomplete") else {}
+            self._end("FINISHED", event["metrics"], {"artifact": event["digest"], **missing})
             if self._what.is_last:
                 self._outbox.run_ended(None)
         elif event["event"] == "failed":

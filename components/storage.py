@@ -13,7 +13,7 @@ import os
 import shutil
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from email.utils import parsedate_to_datetime
@@ -340,12 +340,12 @@ class Mirror:
 
     Looked at every second, from a thread: a file that has appeared is uploaded, one that is gone is deleted.
     A file is taken to be whole when it appears (renamed into its place); those whose name begins with a dot
-    are parts, and stay here. only: a glob of what is mirrored. Leaving makes a last pass, whatever ended the
+    are parts, and stay here. only: globs of what is mirrored. Leaving makes a last pass, whatever ended the
     work. While the store does not answer, that is said on stderr and tried less often; nothing fails of it.
     Entering raises Unavailable.
     """
 
-    def __init__(self, folder: Path, uri: str, *, only: str = "**/*") -> None:
+    def __init__(self, folder: Path, uri: str, *, only: Sequence[str] = ("**/*",)) -> None:
         self._folder, self._uri, self._only = folder, uri, only
         self._place = _place(uri)
         self._there: dict[str, tuple[int, int]] = {}
@@ -404,7 +404,7 @@ class Mirror:
     def _whole_files(self) -> dict[str, tuple[int, int]]:
         """The time of change and the size of each file that is to be mirrored, by name, oldest name first."""
         found = {}
-        for file in sorted(self._folder.glob(self._only)):
+        for file in sorted(file for pattern in self._only for file in self._folder.glob(pattern)):
             name = file.relative_to(self._folder)
             if any(part.startswith(".") for part in name.parts) or file.is_symlink() or not file.is_file():
                 continue

@@ -15,6 +15,8 @@ from components.errors import StageFailed, UsageError, explained
 
 if TYPE_CHECKING:
     from pipelines.execution import Settings
+    from pipelines.plan import Plan
+    from pipelines.recipe import LoadedRecipe
     from pipelines.run_record import RunRecord, StepRecord
 
 app = typer.Typer(
@@ -37,9 +39,9 @@ class _EnginesByDefault(typer.core.TyperGroup):
 
 
 bench = typer.Typer(
-    help="Measure engines, together, or the machine. The options of the first: hpml bench engines --help.",
+    help="Measure engines, together; what a run lacks; or the machine. Options: hpml bench engines --help.",
     cls=_EnginesByDefault,
-    subcommand_metavar="ENGINE... | machine",
+    subcommand_metavar="ENGINE... | RUN | machine",
     no_args_is_help=True,
     rich_markup_mode=None,
 )
@@ -68,10 +70,29 @@ InCluster = Annotated[
 Experiment = Annotated[str, typer.Option(metavar="E", help="Of Kubeflow; by default the recipe's name.")]
 Namespace = Annotated[str, typer.Option(help="Yours, in a Kubeflow that has many users.")]
 
+Strict = Annotated[bool, typer.Option("--strict", help="Exit with 5 if something is not measured.")]
+
 _HOME = Path("runs")
 
 # typer raises click's UsageError, its own copy of click's since 0.26; BadParameter is the public door to it.
 _WrongUsage: Any = typer.BadParameter.__bases__[0]
+
+
+def _told_as_retired(option: str) -> Any:
+    """A callback for an option that is taken as before and does nothing any more."""
+
+    def tell(given: Any) -> None:
+        from pipelines import retired
+
+        if given:
+            retired.tell([option])
+
+    return tell
+
+
+AllowNoise = Annotated[
+    bool, typer.Option("--allow-noise", hidden=True, callback=_told_as_retired("--allow-noise"))
+]
 
 
 def _print_version(wanted: bool) -> None:
@@ -113,44 +134,80 @@ def run(
         Literal["process", "container", "kubernetes"],
         typer.Option(help="Run steps as processes or containers of this machine, or as Jobs of a cluster."),
     ] = "process",
+    strict: Strict = False,
     output: Format = "table",
 ) -> None:
     """Run a recipe: data to a chosen, registered, deployable model."""
-    from pipelines import applicability, console, graph, places, plan, preflight, results, run_record
+    from pipelines import graph, plan
     from pipelines import recipe as recipes
-    from pipelines.execution import Execution, forecast
 
-    loaded = recipes.load(recipe, tuple(overrides or ()))
+    loaded = recipes.load(recipe, (*(overrides or ()), *_strictly(strict)))
     steps = plan.trace(graph.graph, loaded.recipe)
     if only:
         steps = steps.needed_for(only)
     for step in force or ():
         steps.needed_for(step)
     settings = _settings(home, loaded, executor, force=force, max_parallel=max_parallel, tracking=tracking)
+    if dry_run:
+        _forecast(loaded, steps, settings, executor, output)
+    else:
+        _execute(loaded, steps, settings, executor, output, home=home, again=f"hpml run {recipe}")
+
+
+def _strictly(strict: bool) -> tuple[str, ...]:
+    """What --strict sets in a recipe."""
+    return ("benchmark.require_quiet=true",) if strict else ()
+
+
+def _forecast(loaded: LoadedRecipe, steps: Plan, settings: Settings, executor: str, output: str) -> None:
+    """Print what a run would do, and why."""
+    from pipelines import applicability, console, places, preflight, run_record
+    from pipelines.execution import forecast
+
     with console.watcher() as watcher:
         run_id = run_record.new_run_id(loaded.recipe.name)
         place = places.open_place(executor, loaded, settings, run_id, watcher)
-        if dry_run:
-            if executor == "process":
-                forecasts, problems = preflight.forecast_checked(loaded, steps, settings, place, watcher)
-            else:
-                place.check(steps)
-                applicability.tell(loaded, steps, settings, place, watcher)
-                forecasts, problems = forecast(steps, settings, place), []
-            place.close("done")
-            _print_forecast(forecasts, output)
-            preflight.refuse(problems)
-            return
+        if executor == "process":
+            forecasts, problems = preflight.forecast_checked(loaded, steps, settings, place, watcher)
+        else:
+            place.check(steps)
+            applicability.tell(loaded, steps, settings, place, watcher)
+            forecasts, problems = forecast(steps, settings, place), []
+        place.close("done")
+        _print_forecast(forecasts, output)
+        preflight.refuse(problems)
+
+
+def _execute(
+    loaded: LoadedRecipe,
+    steps: Plan,
+    settings: Settings,
+    executor: str,
+    output: str,
+    *,
+    home: Path,
+    again: str,
+) -> None:
+    """Run `steps` of a recipe, and print what they found. again: the command that resumes it."""
+    from pipelines import applicability, console, places, results, run_record
+    from pipelines import recipe as recipes
+    from pipelines.execution import Execution
+
+    with console.watcher() as watcher:
+        run_id = run_record.new_run_id(loaded.recipe.name)
+        place = places.open_place(executor, loaded, settings, run_id, watcher)
         if executor == "process":
             recipes.check_targets(loaded.recipe)
         place.check(steps)
         applicability.tell(loaded, steps, settings, place, watcher)
         store = loaded.recipe.cluster.store if executor == "kubernetes" else ""
-        record = run_record.start(home, run_id, loaded.recipe.name, str(loaded.file), steps, store=store)
+        record = run_record.start(
+            home, run_id, loaded.recipe.name, str(loaded.file), steps, executor=executor, store=store
+        )
         results.store_recipe(home, record, loaded)
         record = Execution(steps, record, settings, watcher, place).execute()
     results.show(home, record, output)
-    _end_of_run(record, f"hpml run {recipe}")
+    _end_of_run(record, again, completed_by=f"hpml bench {record.id}")
 
 
 def _settings(
@@ -190,12 +247,23 @@ def _print_forecast(forecasts: list[Any], output: str) -> None:
         console.print_table(("step", "outcome", "why"), rows)
 
 
-def _end_of_run(record: RunRecord, again: str) -> None:
-    """Raise the first failure with its exit code; say how an interrupted run is resumed."""
+def _end_of_run(record: RunRecord, again: str, *, completed_by: str) -> None:
+    """Raise the first failure with its exit code; say how a run is resumed, or its measurement completed."""
     _raise_failure(record)
     if record.status == "interrupted":
         print(f"interrupted; resume with: {again}", file=sys.stderr)
         raise SystemExit(record.exit_code)
+    _warn_incomplete(record, completed_by)
+
+
+def _warn_incomplete(record: RunRecord, completed_by: str) -> None:
+    """Say what lacks something and why, and the command that completes it."""
+    from pipelines.execution import incomplete_steps
+
+    missing = incomplete_steps(record)
+    if missing:
+        print(f"warning: {'; '.join(missing)}", file=sys.stderr)
+        print(f"to complete it: {completed_by}", file=sys.stderr)
 
 
 def _raise_failure(record: RunRecord, where: str = "") -> None:
@@ -266,15 +334,16 @@ def submit(
         if wait and remote:
             record = kubeflow_runs.wait(home, record, remote, watcher)
     if wait:
-        _end_of_remote_run(record)
+        _end_of_remote_run(record, completed_by=f"hpml submit {home / record.id / recipes.STORED}")
 
 
-def _end_of_remote_run(record: RunRecord) -> None:
-    """Raise the first failure with its exit code; say that a run was stopped."""
+def _end_of_remote_run(record: RunRecord, *, completed_by: str) -> None:
+    """Raise the first failure with its exit code; say that a run was stopped, or what completes it."""
     _raise_failure(record, where=f" --run {record.id}")
     if record.status == "interrupted":
         print("the run was stopped in Kubeflow", file=sys.stderr)
         raise SystemExit(record.exit_code)
+    _warn_incomplete(record, completed_by)
 
 
 @app.command()
@@ -309,12 +378,13 @@ def schedule(
 
 @bench.command()
 def engines(
+    context: typer.Context,
     arguments: Annotated[
         list[str] | None,
         typer.Argument(
-            metavar="ENGINE...",
+            metavar="ENGINE... | RUN",
             help="Files .onnx, folders of bundles or engines, http://HOST:PORT/v2/models/NAME, "
-            "package.module:callable, RUN:VARIANT.",
+            "package.module:callable, RUN:VARIANT. A RUN alone: what is not measured in it.",
         ),
     ] = None,
     scenario: Annotated[
@@ -327,8 +397,17 @@ def engines(
     launches: Annotated[
         int | None, typer.Option(help="Fresh processes over which rounds are spread.")
     ] = None,
-    requests: Annotated[int | None, typer.Option(help="Of each engine in a round, at batch 1.")] = None,
+    requests: Annotated[
+        int | None, typer.Option(hidden=True, callback=_told_as_retired("--requests"))
+    ] = None,
     budget_s: Annotated[float | None, typer.Option(help="No new round after so many seconds.")] = None,
+    precision: Annotated[
+        float | None, typer.Option(help="Rounds go on until ratios are known to within so much: 0.01 is 1 %.")
+    ] = None,
+    max_waited: Annotated[
+        float | None,
+        typer.Option(help="Of its time that an engine may wait for a CPU and still count; 0.02 by default."),
+    ] = None,
     reference: Annotated[str, typer.Option(help="Ratios are to this engine; by default the first.")] = "",
     price_per_hour: Annotated[float | None, typer.Option(help="Of this machine, in any currency.")] = None,
     inputs: Annotated[
@@ -352,9 +431,8 @@ def engines(
     model: Annotated[str, typer.Option(help="The model of a server that is given without one.")] = "",
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Of ONNX files and torch modules.")] = "cpu",
     seed: Annotated[int, typer.Option(min=0, help="Of the inputs and the order of the engines.")] = 0,
-    allow_noise: Annotated[
-        bool, typer.Option("--allow-noise", help="Give figures although the machine is not quiet.")
-    ] = False,
+    strict: Strict = False,
+    allow_noise: AllowNoise = False,
     earlier: Annotated[
         Path | None, typer.Option("--from", metavar="FOLDER", help="Analyse the samples of an earlier bench.")
     ] = None,
@@ -371,6 +449,9 @@ def engines(
 
     if earlier:
         record, place = benches.again(earlier), earlier
+    elif arguments and (run := benches.run_named(home, arguments)):
+        _complete(home, run, _engine_options(context), strict=strict, output=output)
+        return
     elif arguments:
         sizes, tensors = measurable.parse_sizes(dims or ()), measurable.parse_inputs(inputs or ())
         hints = measurable.Hints(
@@ -388,12 +469,12 @@ def engines(
             threads=threads,
             rounds=rounds,
             launches=launches,
-            requests=requests,
             budget_s=budget_s,
+            precision=precision,
+            max_waited=max_waited,
             reference=reference,
             price_per_hour=price_per_hour,
             seed=seed,
-            allow_noise=allow_noise,
         )
         with Store(home).in_use():  # gc waits until they are measured
             found = measurable.measurables(arguments, hints)
@@ -403,24 +484,65 @@ def engines(
             "nothing to measure", fix="name engines, or --from FOLDER; see hpml bench engines --help"
         )
     bench_tables.show(record, place, output)
-    benches.refuse_invalid(record)
+    benches.warn_incomplete(record.measurements.incomplete, strict=strict)
+
+
+def _engine_options(context: typer.Context) -> list[str]:
+    """The options on the command line of `hpml bench` that say how engines are measured."""
+    others = ("arguments", "home", "output", "strict", "allow_noise", "requests")
+    return [
+        parameter.opts[0]
+        for parameter in context.command.params
+        if parameter.name not in others
+        and getattr(context.get_parameter_source(str(parameter.name)), "name", "") == "COMMANDLINE"
+    ]
+
+
+def _complete(home: Path, record: RunRecord, options: list[str], *, strict: bool, output: str) -> None:
+    """Do what a run lacks: its recipe again, in which what is stored is not done twice."""
+    from pipelines import graph, kubeflow_runs, plan
+    from pipelines import recipe as recipes
+
+    if options:
+        raise UsageError(
+            f"{', '.join(options)} cannot be given for run {record.id}",
+            why="it is measured as its recipe says",
+            fix=f"leave that out, or name engines of it: {record.id}:VARIANT",
+        )
+    if kubeflow_runs.remote_run(home, record.id):
+        raise UsageError(
+            f"run {record.id} cannot be completed from here",
+            why="it ran in Kubeflow, where its measurements are",
+            fix=f"hpml submit {home / record.id / recipes.STORED}",
+        )
+    loaded = recipes.load_of_run(home, record, _strictly(strict))
+    steps = plan.trace(graph.graph, loaded.recipe)
+    steps = plan.Plan({name: node for name, node in steps.nodes.items() if name in record.steps})
+    if not any(node.stage == "benchmark" for node in steps.nodes.values()):
+        raise UsageError(f"run {record.id} measures nothing", why=f"it has {', '.join(record.steps)}")
+    executor = "kubernetes" if record.store else record.executor
+    settings = _settings(home, loaded, executor, force=None, max_parallel=None, tracking=True)
+    _execute(loaded, steps, settings, executor, output, home=home, again=f"hpml bench {record.id}")
 
 
 @bench.command()
 def machine(
     home: Home = _HOME,
     force: Annotated[bool, typer.Option("--force", help="Measure although it is known.")] = False,
+    seconds: Annotated[
+        float, typer.Option("--seconds", min=0, help="Watch the distance between the CPUs for so long.")
+    ] = 30.0,
     html: Annotated[
         Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with pictures.")
     ] = None,
     output: Format = "table",
 ) -> None:
-    """Measure what this machine can do at most: its memory, its matrix products."""
+    """Measure this machine: its memory, its products, the distance between its CPUs."""
     from pipelines import bench_machine, console
 
     with console.watcher() as watcher:
-        record = bench_machine.measure(home.resolve(), watcher, force=force)
-    _end_of_run(record, "hpml bench machine")
+        record = bench_machine.measure(home.resolve(), watcher, force=force, seconds=seconds)
+    _end_of_run(record, "hpml bench machine", completed_by="hpml bench machine")
     measured = bench_machine.found(home.resolve(), record)
     bench_machine.show(measured, output)
     if html:
@@ -481,9 +603,8 @@ def quantize(
     ] = 900.0,
     budget_s: Annotated[float | None, typer.Option(help="Of measuring both, as in hpml bench.")] = None,
     seed: Annotated[int, typer.Option(min=0, help="Of what is drawn to calibrate.")] = 0,
-    allow_noise: Annotated[
-        bool, typer.Option("--allow-noise", help="Give figures although the machine is not quiet.")
-    ] = False,
+    strict: Strict = False,
+    allow_noise: AllowNoise = False,
     home: Home = _HOME,
     output: Annotated[Literal["table", "json"], typer.Option("--output", help="What stdout gets.")] = "table",
 ) -> None:
@@ -518,10 +639,11 @@ def quantize(
         },
         where="the command line",
     )
-    wishes = benches.Wishes(threads=threads, budget_s=budget_s, allow_noise=allow_noise)
+    wishes = benches.Wishes(threads=threads, budget_s=budget_s)
     record = quantization.quantize(home, job, place, wishes, limit_s=limit_s, command=sys.argv[1:])
     quantization.show(record, place, output)
     quantization.refuse(record)
+    benches.warn_incomplete(record.speed_reason, strict=strict)
 
 
 @app.command()
@@ -672,9 +794,7 @@ def diagnose(
     limit_s: Annotated[
         float, typer.Option(min=1, help="The profile of a file is ended after so many seconds.")
     ] = 300.0,
-    allow_noise: Annotated[
-        bool, typer.Option("--allow-noise", help="Measure a file although the machine is not quiet.")
-    ] = False,
+    allow_noise: AllowNoise = False,
     home: Home = _HOME,
     output: Annotated[
         Literal["table", "json", "markdown", "html"], typer.Option("--output", "-o", help="What stdout gets.")
@@ -688,7 +808,7 @@ def diagnose(
     if run.endswith(".onnx"):
         if variant:
             raise UsageError(f"{run} has no engines", fix="give the file alone")
-        wishes = benches.Wishes(threads=threads, budget_s=budget_s, allow_noise=allow_noise)
+        wishes = benches.Wishes(threads=threads, budget_s=budget_s)
         sizes = measurable.parse_sizes(dims or ())
         with console.watcher() as watcher:
             found, ceilings = diagnose_file.diagnose(home, Path(run), sizes, wishes, watcher, limit_s=limit_s)
@@ -788,7 +908,7 @@ def init(
     data: Annotated[str, typer.Option(help="mnist5k, digits, or a folder, archive or .npz of yours.")] = "",
     model: Annotated[str, typer.Option(help="cnn, resnet18, vit, or package.module:callable.")] = "",
     max_accuracy_drop: Annotated[
-        float | None, typer.Option(help="Accuracy you would give for speed; 0.01 is one point.")
+        float | None, typer.Option(help="Top-1 accuracy you would trade for speed; 0.01: one point.")
     ] = None,
 ) -> None:
     """Write a new recipe from three answers."""

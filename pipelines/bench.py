@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib.metadata
 import os
 import shutil
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,9 +25,10 @@ from components.errors import ConfigInvalid, GateFailed, Unavailable, UsageError
 from components.hardware import usable_cpus
 from components.measurements import MeasurementsSpec, OutputComparison, OutputFigures
 from components.page.bench import bench_page
+from components.page.over_time import LatencyOverTime, read_over_time
 from pipelines import console, run_record
 from pipelines.measurable import Measurable, check_batches
-from pipelines.run_record import StepRecord
+from pipelines.run_record import RunRecord, StepRecord
 from pipelines.store import Store
 
 _BATCHES = (1, 8, 32)
@@ -42,11 +44,9 @@ _NOTE_SERVER = (
     "server's memory, start and energy were not measured."
 )
 _NOTE_SHARED = (
-    "A server works beside the process that is timed, so CPUs kept busy by others were no disturbance."
+    "A server works beside the process that is timed, so that this waited for a CPU was no disturbance."
 )
-_NOTE_NOISE = (
-    "Measured although the machine was not quiet: figures may be off by more than their intervals say."
-)
+_COMPLETES = "stop what else runs here, or give a larger --budget-s"
 
 
 @dataclass(frozen=True)
@@ -58,12 +58,12 @@ class Wishes:
     threads: int | None = None
     rounds: int | None = None
     launches: int | None = None
-    requests: int | None = None
     budget_s: float | None = None
+    precision: float | None = None
+    max_waited: float | None = None
     reference: str = ""
     price_per_hour: float | None = None
     seed: int = 0
-    allow_noise: bool = False
 
 
 def measure(
@@ -81,7 +81,8 @@ def measure(
     machine, and StageFailed that names what crashed or answers wrongly.
     """
     from components.benchmark.environment import describe
-    from components.benchmark.timed import time_subjects, write_samples
+    from components.benchmark.samples import write_samples
+    from components.benchmark.timed import time_subjects
 
     config = _config(found, wishes)
     bench_id = run_record.new_run_id("bench")
@@ -101,7 +102,7 @@ def measure(
             command=tuple(command),
             config=config,
             libraries=_libraries(),
-            notes=(*_notes(found, config), *not_finite(outputs)),
+            notes=(*_notes(found), *not_finite(outputs)),
             outputs=outputs,
             subjects={
                 name: records.subject_record(name, item.subject.subject, item.known, timed)
@@ -111,19 +112,18 @@ def measure(
                 reference=config.reference,
                 best_fp32="",
                 engines={},
-                rounds=timed.rounds,
-                rounds_of_launches=timed.rounds_of_launches,
-                requests_per_round=config.requests_per_round,
+                rounds=0,  # as all that follows from the samples: see `analysed`
+                slice_ms=config.slice_ms,
                 threads=timed.threads,
                 seed=config.seed,
                 environment=environment,
                 harness_us_per_request=timed.harness_us_per_request,
                 conditions=timed.conditions,
-                invalid=timed.invalid,
+                incomplete=timed.incomplete,
             ),
         )
-        record = records.analysed(record, timed.latencies)
-        _write(place, record, lambda file: write_samples(file, timed))
+        record = records.analysed(record, timed.rounds)
+        _write(place, record, lambda file: write_samples(file, timed.rounds, list(found), config))
     return record, place
 
 
@@ -132,14 +132,26 @@ def again(folder: Path) -> BenchRecord:
     return records.read_again(folder)
 
 
-def refuse_invalid(record: BenchRecord) -> None:
-    """Raise GateFailed with the cause if the measurement is invalid."""
-    if record.measurements.invalid:
-        raise GateFailed(
-            "INVALID, there are no figures",
-            why=record.measurements.invalid,
-            fix="stop what else runs here, give a larger --budget-s, or choose a quieter machine",
-        )
+def run_named(home: Path, arguments: Sequence[str]) -> RunRecord | None:
+    """The run whose measurement is to be completed: the only argument is its id, or "latest".
+
+    Raises UsageError if "latest" is asked for and there is none.
+    """
+    if len(arguments) > 1 or not (arguments[0] == "latest" or (home / arguments[0] / "run.json").is_file()):
+        return None
+    return run_record.load(home, arguments[0])
+
+
+def warn_incomplete(missing: str, *, strict: bool) -> None:
+    """Say on stderr what is not measured, and why; `missing` is empty if nothing is.
+
+    Raises GateFailed instead if `strict`.
+    """
+    if missing and strict:
+        raise GateFailed("the measurement is incomplete", why=missing, fix=_COMPLETES)
+    if missing:
+        print(f"warning: the measurement is incomplete: {missing}", file=sys.stderr)
+        print(f"to complete it: {_COMPLETES}", file=sys.stderr)
 
 
 # ------------------------------------------------------------------------------------------------ the config
@@ -171,9 +183,9 @@ def _validated(fields: Mapping[str, Any], wishes: Wishes) -> BenchmarkConfig:
     told = {
         "rounds": wishes.rounds,
         "launches": wishes.launches,
-        "requests_per_round": wishes.requests,
         "threads": wishes.threads,
         "time_budget_s": wishes.budget_s,
+        "precision": wishes.precision,
         "price_per_hour": wishes.price_per_hour,
     }
     given = {name: value for name, value in told.items() if value is not None}
@@ -195,19 +207,15 @@ def _default_batches(found: Mapping[str, Measurable]) -> tuple[int, ...]:
 
 def _quiet(found: Mapping[str, Measurable], wishes: Wishes) -> Quiet:
     """What counts as a disturbance; a server beside the measured process would."""
+    if wishes.max_waited is not None:
+        return validate(Quiet, {"max_waited": wishes.max_waited}, where="--max-waited")
     shared = any(item.subject.subject == "server" for item in found.values())
-    limits = {"max_others": 1.0, "max_waited": 1.0} if shared else {}
-    return Quiet.model_validate({**limits, "enforce": not wishes.allow_noise})
+    return Quiet(max_waited=1.0) if shared else Quiet()
 
 
-def _notes(found: Mapping[str, Measurable], config: BenchmarkConfig) -> tuple[str, ...]:
+def _notes(found: Mapping[str, Measurable]) -> tuple[str, ...]:
     servers = [name for name, item in found.items() if item.subject.subject == "server"]
-    notes = []
-    if servers:
-        notes += [_NOTE_SERVER.format(names=" and ".join(servers)), _NOTE_SHARED]
-    if not config.quiet.enforce:
-        notes.append(_NOTE_NOISE)
-    return tuple(notes)
+    return (_NOTE_SERVER.format(names=" and ".join(servers)), _NOTE_SHARED) if servers else ()
 
 
 def _libraries() -> dict[str, str]:
@@ -328,16 +336,24 @@ def _write(place: Path, record: BenchRecord, write_samples: Callable[[Path], Non
         with disk_full_explained(folder):
             (folder / records.RECORD).write_text(record.model_dump_json(indent=1))
             (folder / records.TABLE).write_text(records.figures_csv(record.measurements), newline="")
-            (folder / records.PAGE).write_text(page(record))
             write_samples(folder / records.SAMPLES)
+            (folder / records.PAGE).write_text(
+                page(record, read_over_time(folder / records.SAMPLES, record.subjects))
+            )
             folder.rename(place)
     finally:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def page(record: BenchRecord) -> str:
-    """The record as a page."""
-    return bench_page(record.measurements, facts=facts(record), notes=record.notes, outputs=record.outputs)
+def page(record: BenchRecord, over_time: LatencyOverTime | None = None) -> str:
+    """The record as a page. over_time: of its rounds; None where its samples do not say when they were."""
+    return bench_page(
+        record.measurements,
+        facts=facts(record),
+        notes=record.notes,
+        outputs=record.outputs,
+        over_time=over_time,
+    )
 
 
 def machine_facts() -> dict[str, str]:

@@ -1,13 +1,17 @@
-"""`hpml bench machine`: the ceilings of this machine, by the very step that a recipe's run has for them.
+"""`hpml bench machine`: the ceilings of this machine, and how far its CPUs are from each other.
 
-It goes through the same executor and store, so whichever comes second finds the ceilings there.
+The ceilings come from the very step that a recipe's run has for them, through the same executor and store, so
+whichever comes second finds them there. The distance between the CPUs changes with where the host puts them:
+it is watched each time, and kept in the folder of the run.
 """
 
 from __future__ import annotations
 
 import json
+import textwrap
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from rich.text import Text
@@ -15,18 +19,21 @@ from rich.text import Text
 from components.artifacts import Artifact, write_text_atomic
 from components.ceilings import stage as ceilings
 from components.ceilings.stage import CeilingsConfig
-from components.measurements import CeilingsSpec
+from components.measurements import CeilingsSpec, CoreDistances
 from components.page.ceilings import Ceiling, bandwidth_ceilings, ceilings_page, gemm_ceilings
+from components.page.core_distances import in_words, state_rows
 from components.page.format import bounds, plain
-from pipelines import console, run_record
+from pipelines import console, core_distances, run_record
 from pipelines.execution import Execution, Settings
 from pipelines.local import Processes
 from pipelines.place import Watcher
 from pipelines.plan import Plan, Step, trace
-from pipelines.run_record import RunRecord
+from pipelines.run_record import RunRecord, StepRecord
 from pipelines.store import Store
 
 _NAME = "machine"
+_CORES = "cores.json"  # in the folder of the run
+WATCHED_S = 30.0
 _NOT_STABLE = "not stable"  # how the reason of such a point begins
 _MEANING = (
     "A layer that moves B bytes in F operations takes at least about the longer of",
@@ -34,7 +41,31 @@ _MEANING = (
 )
 
 
-def measure(home: Path, watcher: Watcher, *, force: bool) -> RunRecord:
+@dataclass(frozen=True)
+class Machine:
+    """What was measured of it."""
+
+    ceilings: Artifact[CeilingsSpec]
+    cores: CoreDistances
+
+
+def measure(home: Path, watcher: Watcher, *, force: bool, seconds: float = WATCHED_S) -> RunRecord:
+    """The ceilings, see `measure_ceilings`, and then the distance between the CPUs for so many seconds."""
+    record = measure_ceilings(home, watcher, force=force)
+    if record.status == "done":
+        watcher.step_changed("cores", StepRecord(stage="cores", status="running"))
+        cores = core_distances.watch(
+            seconds,
+            lambda passed_s: watcher.progressed(
+                "cores", {"done": round(passed_s), "total": round(seconds), "unit": "s", "note": ""}
+            ),
+        )
+        write_text_atomic(home / record.id / _CORES, cores.model_dump_json(indent=1))
+        watcher.step_changed("cores", StepRecord(stage="cores", status="done", seconds=cores.seconds))
+    return record
+
+
+def measure_ceilings(home: Path, watcher: Watcher, *, force: bool) -> RunRecord:
     """Run the one step, or find its result in the store; `force` measures again."""
     plan = plan_of_machine()
     place = Processes(home)
@@ -54,19 +85,26 @@ def plan_of_machine() -> Plan:
     return trace(graph, CeilingsConfig())
 
 
-def found(home: Path, record: RunRecord) -> Artifact[CeilingsSpec]:
-    """The ceilings that a run of `measure` ended with."""
+def found(home: Path, record: RunRecord) -> Machine:
+    """What a run of `measure` ended with."""
+    cores = CoreDistances.model_validate_json((home / record.id / _CORES).read_text())
+    return Machine(ceilings_of(home, record), cores)
+
+
+def ceilings_of(home: Path, record: RunRecord) -> Artifact[CeilingsSpec]:
+    """The ceilings that a run of `measure_ceilings` ended with."""
     (step,) = record.steps.values()
     return Store(home).open(step.digest)
 
 
-def show(artifact: Artifact[CeilingsSpec], output: str) -> None:
-    """Print the ceilings on stdout, as tables of at most 80 columns or as JSON with all points."""
+def show(machine: Machine, output: str) -> None:
+    """Print all on stdout, as tables of at most 80 columns or as JSON with all points."""
+    spec = machine.ceilings.spec
     if output == "json":
-        samples = str(artifact.file("samples.json"))
-        print(json.dumps({**artifact.spec.model_dump(mode="json"), "samples": samples}, indent=2))
+        samples = str(machine.ceilings.file("samples.json"))
+        cores = machine.cores.model_dump(mode="json")
+        print(json.dumps({**spec.model_dump(mode="json"), "samples": samples, "cores": cores}, indent=2))
         return
-    spec = artifact.spec
     for name, fact in spec.hardware.items():
         console.out.print(Text(f"{name}: {fact or '-'}", style="dim"), soft_wrap=True)
     console.out.print()
@@ -76,11 +114,33 @@ def show(artifact: Artifact[CeilingsSpec], output: str) -> None:
     console.out.print()
     for sentence in (*_not_quoted(spec), *_MEANING):
         console.out.print(Text(sentence))
+    console.out.print()
+    _print_cores(machine.cores)
 
 
-def write_page(artifact: Artifact[CeilingsSpec], file: Path) -> None:
+def write_page(machine: Machine, file: Path) -> None:
     """Write the page with the pictures, whole or not at all."""
-    write_text_atomic(file, ceilings_page(artifact.spec))
+    write_text_atomic(file, ceilings_page(machine.ceilings.spec, machine.cores))
+
+
+def _print_cores(cores: CoreDistances) -> None:
+    """The matrix, the states, and what they mean."""
+    for line in _matrix(cores):
+        console.out.print(Text(line), soft_wrap=True)
+    if cores.states:
+        console.print_table(("cores", "ns", "of 95 %", "of the time"), state_rows(cores), right=(1, 3))
+    for line in textwrap.wrap(in_words(cores), 80):
+        console.out.print(Text(line))
+
+
+def _matrix(cores: CoreDistances) -> Iterator[str]:
+    """A line for each CPU with its distance from those before it, in ns; at most 80 columns for 16 CPUs."""
+    if not cores.round_trips_ns:
+        return
+    yield "cache line from CPU to CPU and back, ns:"
+    for cpu, row in zip(cores.cpus[1:], cores.round_trips_ns[1:], strict=True):
+        yield f"{cpu:>5}" + "".join(f"{round_trip:5.0f}" for round_trip in row)
+    yield " " * 5 + "".join(f"{cpu:>5}" for cpu in cores.cpus[:-1])
 
 
 def _print_ceilings(of: str, unit: str, ceilings: Sequence[Ceiling]) -> None:
@@ -105,6 +165,11 @@ def _not_quoted(spec: CeilingsSpec) -> list[str]:
         return []
     counts = ", ".join(f"{count} {reason}" for reason, count in reasons.most_common())
     said = [f"Not quoted: {sum(reasons.values())} of {len(given)} points ({counts})."]
-    if reasons[_NOT_STABLE]:
+    if spec.not_stable:
+        said += [
+            f"Ceilings not known yet, as rounds disagree: {spec.not_stable}.",
+            "So this is not kept as the machine's: hpml bench machine measures again.",
+        ]
+    elif reasons[_NOT_STABLE]:
         said.append("If something else was running, measure again: hpml bench machine --force")
     return said

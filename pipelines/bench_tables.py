@@ -10,7 +10,16 @@ from rich.text import Text
 from components.benchmark.record import PAGE, BenchRecord
 from components.measurements import EngineFigures, Interval, MeasurementsSpec
 from components.page.bench import metric_in_words, output_rows, outputs_in_words
+from components.page.costs import undisturbed
 from components.page.format import bounds, percent, plain
+from components.page.measured import (
+    NOT_MEASURED,
+    by_state,
+    in_each_state,
+    over_the_mixture,
+    settings_of,
+    why_absent,
+)
 from pipelines import console
 
 _PERCENTILES = ("latency_ms_p50", "latency_ms_p90", "latency_ms_p99")
@@ -24,7 +33,7 @@ def show(record: BenchRecord, folder: Path, output: str) -> None:
         print(record.model_dump_json(indent=2))
         return
     measurements = record.measurements
-    if not measurements.invalid:
+    if measurements.engines:  # a bench that a version before refused has none
         _latencies(measurements)
         _throughputs(measurements)
         _scenarios(measurements)
@@ -63,19 +72,30 @@ def print_figures(columns: Sequence[str], rows: Sequence[Sequence[str]], *, righ
 def _latencies(measurements: MeasurementsSpec) -> None:
     rows = [
         (
-            name,
-            *(figure(getattr(engine, one), _missing(engine, one)) for one in _PERCENTILES),
-            figure(engine.speedup_vs_reference),
+            "\n".join(part for part in (name, settings_of(engine)) if part),
+            *(_latency(engine, one) for one in (*_PERCENTILES, "speedup_vs_reference")),
         )
         for name, engine in measurements.engines.items()
     ]
     print_figures(("engine", "p50 ms", "p90 ms", "p99 ms", "x reference"), rows, right=(1, 2, 3, 4))
 
 
+def _latency(engine: EngineFigures, one: str) -> str:
+    """The cell of a figure with what it is in each state of the cores, or why there is none."""
+    interval = getattr(engine, one)
+    if interval is None:
+        return _missing(engine, one)
+    is_itself = interval.low == interval.high
+    states = [] if is_itself else [f"{state} {value}" for state, value in by_state(engine, one)]
+    return "\n".join([figure(interval), *states])
+
+
 def _missing(engine: EngineFigures, one: str) -> str:
-    """Why a percentile is not quoted: "not enough samples: 350 of 662", on lines that fit."""
+    """That it is not measured, on lines that fit; why stands below the tables where it is a sentence."""
     counts = engine.unquoted.get(one, "")
-    return f"not enough\nsamples:\n{counts.removesuffix(' samples')}" if counts else ""
+    if counts.endswith(" samples"):
+        return f"{_ABSENT}\nnot enough\nsamples:\n{counts.removesuffix(' samples')}"
+    return f"{_ABSENT}\nnot\nmeasured" if why_absent(engine, one) else _ABSENT
 
 
 def _throughputs(measurements: MeasurementsSpec) -> None:
@@ -131,19 +151,48 @@ def _outputs(record: BenchRecord) -> None:
 
 def _closing(record: BenchRecord) -> Iterator[str]:
     measurements = record.measurements
-    conditions = measurements.conditions
-    if not measurements.invalid:
+    if measurements.engines:
         yield "Second lines: 95 % intervals. - : not measured."
         yield f"x reference: how many times faster by p50 at batch 1 than {measurements.reference}."
+    yield from _states_in_words(measurements)
+    for name, engine in measurements.engines.items():
+        for one in _PERCENTILES:
+            why = why_absent(engine, one)
+            if why and why != NOT_MEASURED:
+                yield f"{one.removeprefix('latency_ms_')} of {name} is {why}."
     yield from outputs_in_words(record.outputs, measurements.reference)
     if any(engine.scenarios for engine in measurements.engines.values()):
         yield "Scenarios by the definitions of MLPerf Inference; not an MLPerf result."
     energy = {e.resources.energy_source for e in measurements.engines.values() if e.resources} - {""}
     if energy:
         yield f"mJ: energy of a request at batch 1, {'; '.join(sorted(energy))}."
-    threads = f"{measurements.threads} thread{'s' if measurements.threads > 1 else ''} each"
-    disturbed = f"{conditions.dropped} of {conditions.slices} slices were disturbed"
-    causes = f" ({'; '.join(conditions.causes)})" if conditions.causes else ""
-    pressure = conditions.cpu_pressure
-    waited = f"; CPU pressure {percent(pressure)}" if pressure is not None else ""
-    yield f"{measurements.rounds} rounds, {threads}; {disturbed}{causes}{waited}."
+    yield _conditions(measurements)
+    if measurements.incomplete:
+        yield f"WARNING: not all is measured: {measurements.incomplete}."
+
+
+def _states_in_words(measurements: MeasurementsSpec) -> Iterator[str]:
+    """What stands for all, and the ratios in each state of the cores."""
+    states = measurements.states
+    if not over_the_mixture(states):
+        return
+    yield f"p50 and x reference are {over_the_mixture(states)}. x reference in each state:"
+    for name, engine in measurements.engines.items():
+        told = in_each_state(engine, "speedup_vs_reference", states, unit="x")
+        if told and name != measurements.reference:
+            yield f"  {name}: {told}"
+
+
+def _conditions(measurements: MeasurementsSpec) -> str:
+    """How many rounds and undisturbed slices there were, what disturbed the others, and the pressure."""
+    conditions = measurements.conditions
+    told = f"{measurements.rounds} rounds"
+    if conditions.slices:
+        told += f"; {undisturbed(conditions)} slices were undisturbed"
+    if conditions.causes:
+        told += f" (dropped for: {'; '.join(conditions.causes)})"
+    if conditions.unseen:
+        told += f"; disturbances could not be seen here: {conditions.unseen}"
+    if conditions.cpu_pressure is not None:
+        told += f"; CPU pressure {percent(conditions.cpu_pressure)}"
+    return f"{told}."

@@ -4,17 +4,20 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from components.artifacts import write_text_atomic
 from components.benchmark.record import RECORD, read_record
+from components.core_states import latency_in, matched, same_mixture, share
 from components.errors import GateFailed, UsageError
-from components.measurements import EngineFigures, Interval, MeasurementsSpec
+from components.goals import COMPLETION
+from components.measurements import CoreState, EngineFigures, Interval, MeasurementsSpec
 from components.page.bench import Row, compare_page, ratio_in_words
 from components.page.format import plain
+from components.page.measured import settings_of, why_absent
 from pipelines import bench_tables, run_record
 from pipelines.run_record import FINISHED
 from pipelines.store import Store
@@ -24,8 +27,9 @@ _HARDWARE = ("cpu", "cpu_flags", "cpus", "gpus", "cpu_governor", "memory_limit",
 _NOTE = (
     "Ratios of figures that were not measured together: their intervals are put together as those of "
     f"independent figures (MOVER). Tied: the whole interval is within {MARGIN:.0%} of 1; faster or slower: "
-    "it does not hold 1; undecided: it holds 1 and more. What changed on the machine between the two is in "
-    "the ratio as well: one hpml bench of both gives a closer answer."
+    "it does not hold 1; undecided: it holds 1 and more; not alike: in one of the two the CPUs were near to "
+    "each other for more of the time, and the ratio is of that as well. What changed on the machine between "
+    "the two is in the ratio, too: one hpml bench of both gives a closer answer."
 )
 
 
@@ -40,7 +44,10 @@ class Side:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What changed from `before` to `after`. differences: why the two may not be comparable."""
+    """What changed from `before` to `after`.
+
+    differences: why the two may not be comparable. not_measured: what has no latency on a side, and why.
+    """
 
     before: Side
     after: Side
@@ -48,46 +55,58 @@ class Comparison:
     accuracies: dict[str, Interval]  # change of top-1, 0.01 is one point
     differences: tuple[str, ...]
     unmatched: tuple[str, ...]  # engines of one side only
+    not_measured: tuple[str, ...] = ()
 
 
 def compare(home: Path, before: str, after: str) -> Comparison:
     """Compare two measurements, each a run's id, "latest", or the folder or bench.json of a bench.
 
-    Raises UsageError if one of them is none of these, or if they have no engine in common, and GateFailed if
-    one is invalid.
+    Raises UsageError if one of them is none of these, or if they have no engine in common.
     """
     sides = _side(home, before), _side(home, after)
-    engines = [_measured(side.measurements) for side in sides]
+    engines = [_built(side.measurements) for side in sides]
     common = [name for name in engines[0] if name in engines[1]]
     if not common:
-        raise UsageError(
-            f"{before} and {after} have no engine in common",
-            why=f"one has {', '.join(engines[0])}, the other {', '.join(engines[1])}",
-        )
-    rows = [row for name in common for row in _rows(name, engines[0][name], engines[1][name])]
+        raise UsageError(f"{before} and {after} have no engine in common", why=_engines_of_both(*sides))
+    rows = [row for name in common for row in _rows(name, sides[0].measurements, sides[1].measurements)]
     accuracies = {
         name: change
         for name in common
         if (change := _difference(engines[0][name].accuracy_top1, engines[1][name].accuracy_top1))
     }
     unmatched = sorted((engines[0].keys() | engines[1].keys()) - set(common))
-    return Comparison(*sides, tuple(rows), accuracies, tuple(_differences(*sides)), tuple(unmatched))
+    absent = [told for side in sides for told in _not_measured(side, common)]
+    return Comparison(
+        *sides, tuple(rows), accuracies, tuple(_differences(*sides)), tuple(unmatched), tuple(absent)
+    )
 
 
-def _measured(measurements: MeasurementsSpec) -> dict[str, EngineFigures]:
-    return {name: engine for name, engine in measurements.engines.items() if engine.status == "measured"}
+def _built(measurements: MeasurementsSpec) -> dict[str, EngineFigures]:
+    return {name: engine for name, engine in measurements.engines.items() if engine.status != "not built"}
+
+
+def _engines_of_both(before: Side, after: Side) -> str:
+    told = []
+    for which, side in (("one", before), ("the other", after)):
+        why = f" ({side.measurements.incomplete})" if side.measurements.incomplete else ""
+        told.append(f"{which} has {', '.join(_built(side.measurements)) or 'none'}{why}")
+    return ", ".join(told)
+
+
+def _not_measured(side: Side, engines: Sequence[str]) -> Iterator[str]:
+    """Which engines have no p50 on this side, and why: "int8/onnx in A: not measured: machine busy"."""
+    for name in engines:
+        why = why_absent(side.measurements.engines[name], "latency_ms_p50")
+        if why:
+            yield f"{name} in {side.name}: {why}"
 
 
 def _side(home: Path, name: str) -> Side:
     path = Path(name)
     if (path / RECORD).is_file() or path.is_file():
         record = read_record(path)
-        side = Side(name, record.measurements, record.libraries)
-    else:
-        side = _run(home, name)
-    if side.measurements.invalid:
-        raise GateFailed(f"{name} is INVALID and has no figures", why=side.measurements.invalid)
-    return side
+        return Side(name, record.measurements, record.libraries)
+    return _run(home, name)
 
 
 def _run(home: Path, name: str) -> Side:
@@ -102,16 +121,40 @@ def _run(home: Path, name: str) -> Side:
 # ------------------------------------------------------------------------------------------------ the figures
 
 
-def _rows(name: str, before: EngineFigures, after: EngineFigures) -> Iterator[Row]:
-    if before.latency_ms_p50 and after.latency_ms_p50:
-        faster = ratio(before.latency_ms_p50, after.latency_ms_p50)
-        yield Row(name, "p50, ms", before.latency_ms_p50, after.latency_ms_p50, faster, verdict(faster))
-    rates = {item.batch: item.images_per_s for item in before.throughput}
-    for item in after.throughput:
+def _rows(name: str, before: MeasurementsSpec, after: MeasurementsSpec) -> Iterator[Row]:
+    """Like with like: p50 in each state that both saw, else over what they saw; throughput over that."""
+    is_like = same_mixture(before.states, after.states)
+    one, other = before.engines[name], after.engines[name]
+    in_states = list(_p50_rows_in_states(name, before, after))
+    if not in_states and one.latency_ms_p50 and other.latency_ms_p50:
+        in_states = [_p50_row(name, "", one.latency_ms_p50, other.latency_ms_p50, is_like)]
+    yield from in_states
+    rates = {item.batch: item.images_per_s for item in one.throughput}
+    for item in other.throughput:
         if item.batch in rates:
             faster = ratio(item.images_per_s, rates[item.batch])
             figure = f"samples/s at {item.batch}"
-            yield Row(name, figure, rates[item.batch], item.images_per_s, faster, verdict(faster))
+            yield Row(
+                name, figure, rates[item.batch], item.images_per_s, faster, _verdict(faster, is_like), is_like
+            )
+
+
+def _p50_rows_in_states(name: str, before: MeasurementsSpec, after: MeasurementsSpec) -> Iterator[Row]:
+    for state in matched(before.states, after.states):
+        one = latency_in(before.engines[name], state.before, before.states)
+        other = latency_in(after.engines[name], state.after, after.states)
+        if one and other:
+            yield _p50_row(name, state.name, one, other, is_like=True)
+
+
+def _p50_row(name: str, state: str, before: Interval, after: Interval, is_like: bool) -> Row:
+    faster = ratio(before, after)
+    figure = f"p50 {state}".strip()
+    return Row(name, f"{figure}, ms", before, after, faster, _verdict(faster, is_like), is_like)
+
+
+def _verdict(faster: Interval, is_like: bool) -> str:
+    return verdict(faster) if is_like else "not alike"
 
 
 def ratio(numerator: Interval, denominator: Interval) -> Interval:
@@ -156,6 +199,13 @@ def _differences(before: Side, after: Side) -> Iterator[str]:
     one, other = before.measurements, after.measurements
     if one.threads != other.threads:
         yield f"threads: {one.threads}, then {other.threads}"
+    for name in sorted(one.engines.keys() & other.engines.keys()):
+        then, now = (settings_of(side.engines[name]) for side in (one, other))
+        if then and now and then != now:
+            yield f"settings of {name}: {then}, then {now}"
+    if not same_mixture(one.states, other.states):
+        how = "; p50 is compared in each state" if matched(one.states, other.states) else ""
+        yield f"the cores were {_seen(one.states)}, then {_seen(other.states)}{how}"
     for told, mine, theirs in (
         ("", {key: one.environment.get(key) for key in _HARDWARE}, other.environment),
         ("version of ", before.libraries, after.libraries),
@@ -163,6 +213,14 @@ def _differences(before: Side, after: Side) -> Iterator[str]:
         for key in sorted(mine.keys() & theirs.keys()):
             if mine[key] is not None and mine[key] != theirs[key]:
                 yield f"{told}{key.replace('_', ' ')}: {mine[key]}, then {theirs[key]}"
+
+
+def _seen(states: Sequence[CoreState]) -> str:
+    """ "near 35 % of the time (205 ns), far 65 % (490 ns)"."""
+    return ", ".join(
+        f"{state.name or 'at one distance'} {share(state)} ({state.round_trip_ns.value:.0f} ns)"
+        for state in states
+    )
 
 
 # ------------------------------------------------------------------------------------------------- the gate
@@ -186,24 +244,43 @@ def parse_share(text: str) -> float:
 
 
 def undecided(found: Comparison, allowed: float) -> list[str]:
-    """What cannot be judged by `allowed`: figures whose intervals hold it, and engines of one side only."""
+    """What cannot be judged by `allowed`: figures whose intervals hold it, and engines of one side only.
+
+    And figures over other mixtures of the states of the cores: what differs there is the mixture.
+    """
     limit = 1 / (1 + allowed)
-    between = [_slower_in_words(row) for row in found.rows if row.ratio.low < limit <= row.ratio.high]
-    return [f"{said}, allowed {100 * allowed:g} %" for said in between] + _unmatched_in_words(found)
+    like = [row for row in found.rows if row.is_like]
+    between = [
+        f"{_slower_in_words(row)}, allowed {100 * allowed:g} %"
+        for row in like
+        if row.ratio.low < limit <= row.ratio.high
+    ]
+    unlike = [f"{row.engine} {row.figure}" for row in found.rows if not row.is_like]
+    if unlike:
+        between.append(f"{unlike[0]} and {len(unlike) - 1} more: over other mixtures of the cores' states")
+    return between + _unmatched_in_words(found)
 
 
 def refuse_slower(found: Comparison, allowed: float) -> None:
     """Raise GateFailed if a figure is slower by more than `allowed` (0.05: takes 1.05 times as long or more).
 
-    It has to be established: the whole interval of the ratio is beyond it.
+    It has to be established: the whole interval of the ratio is beyond it, like with like. So do engines
+    that are not measured on a side: a gate lets nothing pass that it has not seen.
     """
     limit = 1 / (1 + allowed)
-    worse = sorted((row for row in found.rows if row.ratio.high < limit), key=lambda row: row.ratio.value)
+    like = [row for row in found.rows if row.is_like]
+    worse = sorted((row for row in like if row.ratio.high < limit), key=lambda row: row.ratio.value)
     if worse:
         more = f"; and {len(worse) - 3} more" if len(worse) > 3 else ""
         raise GateFailed(
             f"{found.after.name} is slower than {found.before.name} by more than {100 * allowed:g} %",
             why="; ".join(_slower_in_words(row) for row in worse[:3]) + more,
+        )
+    if found.not_measured:
+        raise GateFailed(
+            f"whether {found.after.name} is slower than {found.before.name} is not known",
+            why="; ".join(found.not_measured),
+            fix=f"{COMPLETION} goes on measuring a run; measure a bench again",
         )
 
 
@@ -237,17 +314,16 @@ def show(found: Comparison, output: str) -> None:
             ],
             right=(1, 2, 3),
         )
-        for sentence in (*_accuracy_in_words(found), *_unmatched_in_words(found), _NOTE):
+        for sentence in _notes(found):
             bench_tables.say(sentence)
 
 
 def write_page(found: Comparison, file: Path) -> None:
     """Write the comparison as a page, whole or not at all."""
     names = found.before.name, found.after.name
-    notes = [*_accuracy_in_words(found), *_unmatched_in_words(found), _NOTE]
     title = f"{names[1]} against {names[0]}"
     write_text_atomic(
-        file, compare_page(title, found.rows, names=names, warnings=warnings(found), notes=notes)
+        file, compare_page(title, found.rows, names=names, warnings=warnings(found), notes=_notes(found))
     )
 
 
@@ -258,6 +334,11 @@ def warnings(found: Comparison) -> list[str]:
     return ["WARNING: not measured under the same conditions, so the ratios are of these as well:"] + [
         f"  {difference}" for difference in found.differences
     ]
+
+
+def _notes(found: Comparison) -> list[str]:
+    """What stands below the table."""
+    return [*found.not_measured, *_accuracy_in_words(found), *_unmatched_in_words(found), _NOTE]
 
 
 def _accuracy_in_words(found: Comparison) -> list[str]:
@@ -284,6 +365,7 @@ def _as_json(found: Comparison) -> dict[str, Any]:
         ],
         "accuracy_top1_change": {name: change.model_dump() for name, change in found.accuracies.items()},
         "unmatched": found.unmatched,
+        "not_measured": found.not_measured,
     }
 
 
@@ -303,7 +385,7 @@ def _markdown(found: Comparison) -> str:
         lines.append(f"| {' | '.join(cells)} | {row.verdict} |")
     lines += [
         "",
-        *(f"- {line}" for line in (*_accuracy_in_words(found), *_unmatched_in_words(found))),
+        *(f"- {line}" for line in _notes(found)[:-1]),
         "",
         _NOTE,
     ]

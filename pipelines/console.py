@@ -18,6 +18,8 @@ from rich.text import Text
 
 from components.goals import Decision
 from components.measurements import EngineFigures, Interval, MeasurementsSpec
+from components.page.costs import undisturbed
+from components.page.measured import NOT_MEASURED, by_state, over_the_mixture, settings_of, why_absent
 from pipelines.run_record import StepRecord
 
 out = Console(highlight=False, soft_wrap=False)
@@ -26,6 +28,7 @@ err = Console(stderr=True, highlight=False)
 _PLAIN_EVERY_S = 10.0
 _NAME_WIDTH = 20  # what the other columns leave of 80
 _COLUMNS = ("top-1 %", "MB", "p50 ms", "p99 ms", "x eager", "x fp32")
+_NOT_MEASURED = NOT_MEASURED.replace(" ", "\n")  # in a narrow cell
 _MARKS = {
     "done": "[green]done[/]",
     "cached": "[cyan]cached[/]",
@@ -144,42 +147,69 @@ def print_variants(measured: MeasurementsSpec, decision: Decision) -> None:
     for column in _COLUMNS:
         table.add_column(column, justify="right", no_wrap=True)
     for name, figures in measured.engines.items():
-        if figures.status == "measured":
+        if figures.status != "not built":
             label = textwrap.fill(name, _NAME_WIDTH)  # at a hyphen, where it does not fit
-            table.add_row(Text(f"{label}\n") + _verdict(decision, name), *_cells(figures))
+            settings = textwrap.fill(settings_of(figures), _NAME_WIDTH)
+            told = Text(f"{label}\n") + _verdict(decision, name)
+            table.add_row(told + Text(f"\n{settings}" if settings else "", style="dim"), *_cells(figures))
     out.print(table)
-    for reason, names in _by_reason(decision).items():
+    for reason, names in _by_reason(measured, decision).items():
         out.print(Text(f"{reason}: {', '.join(names)}"), soft_wrap=True)
-    out.print("[dim]Second lines: 95 % intervals. x: how many times faster by p50 at batch 1 than[/]")
-    out.print(f"[dim]{escape(measured.reference)}, and than the best fp32, {escape(measured.best_fp32)}.[/]")
-    if measured.conditions.warning:
-        out.print(Text(measured.conditions.warning, style="yellow"))
+    for sentence in variants_in_words(measured):
+        out.print(Text(sentence, style="dim"))
 
 
-def _by_reason(decision: Decision) -> dict[str, list[str]]:
-    """The engines that are out, by why."""
+def variants_in_words(measured: MeasurementsSpec) -> list[str]:
+    """What the figures of the table are."""
+    best = f", and than the best fp32, {measured.best_fp32}" if measured.best_fp32 else ""
+    told = [
+        "Second lines: 95 % intervals. x: how many times faster by p50 at batch 1 than "
+        f"{measured.reference}{best}."
+    ]
+    mixed, conditions = over_the_mixture(measured.states), measured.conditions
+    if mixed:
+        told.append(f"p50 and x are {mixed}; beside them what they are in each state of the cores.")
+    if conditions.slices:
+        told.append(f"{undisturbed(conditions)} slices were undisturbed; only these are in the figures.")
+    return told
+
+
+def _by_reason(measured: MeasurementsSpec, decision: Decision) -> dict[str, list[str]]:
+    """The engines that are out, not verified or not measured, by why."""
     reasons: dict[str, list[str]] = {}
     for name, verdict in decision.verdicts.items():
         if verdict.outcome in ("disqualified", "not built"):
             reasons.setdefault(f"{verdict.outcome}, {verdict.reason}", []).append(name)
+        for goal in verdict.unverified:
+            reasons.setdefault(f"not verified, {goal}", []).append(name)
+    for name, figures in measured.engines.items():
+        for figure in ("latency_ms_p50", "latency_ms_p99"):
+            why = why_absent(figures, figure)
+            if why and why != NOT_MEASURED:
+                what = figure.removeprefix("latency_ms_")
+                reasons.setdefault(f"{what} {why}", []).append(name)
     return reasons
 
 
 def variants_markdown(measured: MeasurementsSpec, decision: Decision) -> str:
     """The same table in Markdown, for a README or a lab report."""
-    head = ("variant", *_COLUMNS, "verdict")
-    lines = [f"| {' | '.join(head)} |", f"|---{'|--:' * len(_COLUMNS)}|---|"]
+    head = ("variant", "settings", *_COLUMNS, "verdict")
+    lines = [f"| {' | '.join(head)} |", f"|---|---{'|--:' * len(_COLUMNS)}|---|"]
     for name, figures in measured.engines.items():
         cells = [_on_one_line(cell.plain) for cell in _cells(figures)]
-        lines.append(f"| {' | '.join((name, *cells, decision.verdicts[name].outcome))} |")
-    if measured.conditions.warning:
-        lines += ["", measured.conditions.warning]
+        settings = settings_of(figures) or "-"
+        lines.append(f"| {' | '.join((name, settings, *cells, decision.verdicts[name].outcome))} |")
+    reasons = [f"{why}: {', '.join(names)}" for why, names in _by_reason(measured, decision).items()]
+    for sentence in (*reasons, *variants_in_words(measured)[1:]):
+        lines += ["", sentence]
     return "\n".join(lines)
 
 
 def _on_one_line(cell: str) -> str:
-    value, _, bounds = cell.partition("\n")
-    return f"{value} ({bounds})" if bounds else value
+    if cell == _NOT_MEASURED:
+        return NOT_MEASURED
+    value, *more = cell.split("\n")
+    return f"{value} ({'; '.join(more)})" if more else value
 
 
 def _verdict(decision: Decision, name: str) -> Text:
@@ -195,11 +225,21 @@ def _cells(figures: EngineFigures) -> list[Text]:
     return [
         _interval(accuracy, decimals=1),
         Text(f"{figures.size_bytes / 1e6:.2f}" if figures.size_bytes else "-"),
-        _interval(figures.latency_ms_p50),
-        _interval(figures.latency_ms_p99),
-        _interval(figures.speedup_vs_reference, decimals=2),
-        _interval(figures.speedup_vs_best_fp32, decimals=2),
+        _figure(figures, "latency_ms_p50"),
+        _figure(figures, "latency_ms_p99"),
+        _figure(figures, "speedup_vs_reference", decimals=2),
+        _figure(figures, "speedup_vs_best_fp32", decimals=2),
     ]
+
+
+def _figure(figures: EngineFigures, figure: str, *, decimals: int = 3) -> Text:
+    """The figure with its interval, and below what it is in each state of the cores."""
+    interval = getattr(figures, figure)
+    if interval is None:
+        return Text(_NOT_MEASURED if why_absent(figures, figure) else "-")
+    states = [f"\n{state} {value}" for state, value in by_state(figures, figure)]
+    is_itself = interval.low == interval.high
+    return _interval(interval, decimals=decimals) + Text("" if is_itself else "".join(states), style="dim")
 
 
 def _interval(interval: Interval | None, *, decimals: int = 3) -> Text:

@@ -84,7 +84,8 @@ def show(diagnosis: DiagnosisSpec, variant: str, output: str) -> None:
         chosen = diagnosis.engines[variant] if variant else diagnosis
         print(json.dumps(chosen.model_dump(mode="json"), indent=2))
     elif variant:
-        _show_engine(variant, diagnosis.engines[variant], diagnosis.threads)
+        one = diagnosis.engines[variant]
+        _show_engine(variant, one, one.threads or diagnosis.threads)
         _show_notes(diagnosis)
     else:
         for name, one in diagnosis.engines.items():

@@ -8,8 +8,15 @@ from pathlib import Path
 
 from components.benchmark.subjects import OnnxSubject
 from components.benchmark.subjects.tensors import Signature, write_arrays
+from components.diagnose.facts import why_not_measured
 from components.errors import ConfigInvalid
-from components.measurements import CeilingsSpec, DiagnosisSpec, EngineDiagnosis, EngineFigures
+from components.measurements import (
+    CeilingsSpec,
+    CoreState,
+    DiagnosisSpec,
+    EngineDiagnosis,
+    EngineFigures,
+)
 from pipelines import bench, bench_machine
 from pipelines.bench import Wishes
 from pipelines.measurable import Hints, measurable
@@ -25,19 +32,26 @@ def diagnose(
     """Measure the file and the machine, profile its layers, and judge them.
 
     The ceilings of the machine are taken from the workspace where they are known. limit_s: for the profile;
-    then its process is ended. Raises GateFailed if the machine is too busy to measure, and what `bench` does.
+    then its process is ended. What the machine is too busy to measure is not diagnosed. Raises what `bench`
+    does.
     """
     name = str(file)
     found = measurable(name, Hints(home, sizes=sizes))
     if not isinstance(found.subject, OnnxSubject):
         raise ConfigInvalid(f"{file} is not an ONNX file")
     record, _ = bench.measure(home, {name: found}, wishes, command=("diagnose", name), folder=None)
-    bench.refuse_invalid(record)
-    machine = bench_machine.measure(home.resolve(), watcher, force=False)
-    ceilings = bench_machine.found(home.resolve(), machine).spec
     measured = record.measurements
+    figures = measured.engines.get(name)
+    if figures is None or figures.latency_ms_p50 is None:
+        reason = why_not_measured(figures, measured)
+        nothing = EngineDiagnosis(status="not diagnosed", reason=reason)
+        no_ceilings = CeilingsSpec(hardware={}, bandwidths=(), gemms=())
+        return DiagnosisSpec(threads=measured.threads, engines={name: nothing}), no_ceilings
+    machine = bench_machine.measure_ceilings(home.resolve(), watcher, force=False)
+    ceilings = bench_machine.ceilings_of(home.resolve(), machine).spec
+    threads = figures.settings.threads if figures.settings else measured.threads
     one, notes = _in_a_process(
-        found.subject, found.signature, measured.engines[name], ceilings, measured.threads, limit_s
+        found.subject, found.signature, figures, measured.states, ceilings, threads, limit_s
     )
     warnings = (note.rstrip(".") for note in record.notes)
     return DiagnosisSpec(threads=measured.threads, engines={name: one}, notes=(*notes, *warnings)), ceilings
@@ -47,6 +61,7 @@ def _in_a_process(
     subject: OnnxSubject,
     signature: Signature,
     figures: EngineFigures,
+    states: tuple[CoreState, ...],
     ceilings: CeilingsSpec,
     threads: int,
     limit_s: float,
@@ -65,6 +80,7 @@ def _in_a_process(
                 file=str(subject.file),
                 inputs=str(inputs),
                 figures=figures.model_dump(mode="json"),
+                states=[state.model_dump(mode="json") for state in states],
                 ceilings=ceilings.model_dump(mode="json"),
                 threads=threads,
             )

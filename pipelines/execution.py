@@ -113,6 +113,8 @@ def _material(
 def _why_miss(node: Node, material: Material, settings: Settings, place: Place) -> tuple[str, ...]:
     if node.name in settings.force:
         return ("it was forced",)
+    if missing := place.store.incomplete(material.key):
+        return (f"it was incomplete: {missing}",)
     reasons = explain(material, place.store.last_material(node.name))
     return tuple(reasons) or ("its stored result is gone or damaged",)
 
@@ -221,9 +223,9 @@ class Execution:
 
     def _fits(self, node: Node) -> bool:
         running = self._running.values()
-        if any(resources_of(other.node.stage).exclusive for other in running):
+        if any(other.node.is_exclusive for other in running):
             return False
-        if resources_of(node.stage).exclusive:
+        if node.is_exclusive:
             return not running
         cpus = self._place.cpus
         limit = self._settings.max_parallel or cpus
@@ -262,7 +264,7 @@ class Execution:
         computing = self._store.try_lock(material.key)
         if computing is None:
             return ()
-        machine = self._store.try_machine(alone=resources_of(node.stage).exclusive)
+        machine = self._store.try_machine(alone=node.is_exclusive)
         if machine is None:
             computing.release()
             return ()
@@ -345,11 +347,15 @@ class Execution:
         try:
             if end.exit_code == 0:
                 digest = self._store.accept(running.delivered, running.material.key, running.material, name)
+                incomplete = self._store.incomplete(running.material.key)
+                self._change(name, quiet=True, incomplete=incomplete)
                 if not end.peak_rss_bytes:  # the place cannot tell; the step could
                     lineage = self._store.manifest(digest).lineage
                     self._change(name, quiet=True, peak_rss_bytes=lineage.peak_rss_bytes)
                 self._verified.update(self._parents(running.node).values(), [digest])
                 self._succeed(running.node, "done", digest, key=running.material.key)
+                if incomplete:
+                    self._watcher.say(f"{name} is incomplete: {incomplete}")
             else:
                 self._fail(running, end)
         except HpmlError as error:  # the step did its work, and the store did not take it
@@ -360,6 +366,7 @@ class Execution:
             step = self._record.steps[name]
             metrics = self._store.manifest(step.digest).metrics if step.digest else {}
             tags = {"artifact": step.digest} if step.digest else {"error": step.error}
+            tags |= {"incomplete": step.incomplete} if step.incomplete else {}
             self._outbox.step_ended(name, _MLFLOW_STATUS[step.status], metrics, seconds, tags)
 
     def _succeed(self, node: Node, status: Status, digest: str, *, key: str) -> None:
@@ -498,6 +505,13 @@ def first_failure(record: RunRecord) -> tuple[str, StepRecord] | None:
         (name, step) for name, step in record.steps.items() if step.status == "failed" and not step.only_shows
     ]
     return min(failed, key=lambda item: item[1].started_at_s + item[1].seconds, default=None)
+
+
+def incomplete_steps(record: RunRecord) -> list[str]:
+    """A sentence for each step whose result lacks something: what, and why."""
+    return [
+        f"{name} is incomplete: {step.incomplete}" for name, step in record.steps.items() if step.incomplete
+    ]
 
 
 def not_shown(record: RunRecord) -> list[str]:

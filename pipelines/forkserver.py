@@ -27,7 +27,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.process import die_with_parent
+from components.process import die_with_parent, spin_briefly
 
 _GRACE_S = 15.0  # a training step has 10 s to save after SIGTERM
 
@@ -218,6 +218,7 @@ def _become_job(message: dict[str, Any], server: int) -> None:
 
 if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends when the executor's end closes, in order
+    spin_briefly()
     importlib.import_module("components.__main__")
     connection = socket.socket(fileno=int(sys.argv[1]))
     connection.set_inheritable(False)

@@ -38,7 +38,11 @@ def ask(data: str, model: str, max_accuracy_drop: float | None) -> tuple[str, st
         or str(typer.prompt("Model (cnn, resnet18, vit, module:callable)", default="resnet18", err=True)),
         max_accuracy_drop
         if max_accuracy_drop is not None
-        else float(typer.prompt("Accuracy you would give for speed", default=0.01, type=float, err=True)),
+        else float(
+            typer.prompt(
+                "Top-1 you would trade for speed (0.01: one point)", default=0.01, type=float, err=True
+            )
+        ),
     )
 
 

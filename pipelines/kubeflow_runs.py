@@ -29,6 +29,7 @@ from pipelines.kubeflow_workflow import Workflow
 from pipelines.place import Watcher
 from pipelines.plan import trace
 from pipelines.recipe import LoadedRecipe
+from pipelines.resources import resources_of
 from pipelines.run_record import FINISHED, RunRecord, Status, StepRecord
 
 _POLL_S = 3.0
@@ -103,7 +104,7 @@ def submit(home: Path, loaded: LoadedRecipe, target: Target, watcher: Watcher) -
     )
     watcher.say(f"{name} runs in Kubeflow: {remote.page}")
     plan = trace(graph.graph, loaded.recipe)
-    record = run_record.start(home, name, loaded.recipe.name, str(loaded.file), plan)
+    record = run_record.start(home, name, loaded.recipe.name, str(loaded.file), plan, executor="kubeflow")
     record = record.model_copy(update={"executor_pid": 0})  # no process of this machine
     write_text_atomic(home / name / "remote.json", remote.model_dump_json(indent=1))
     results.store_recipe(home, record, loaded)
@@ -251,11 +252,15 @@ class _Observer:
         if new.status == "failed":
             said = self._failure(workflow, task) if old.status != "failed" else {"error": old.error}
             new = new.model_copy(update=said)
+        if new.status == "done" and old.status != "done" and resources_of(new.stage).checkpoints:
+            new = new.model_copy(update={"incomplete": self._incomplete(workflow, task)})
         if self._watcher and new.status == "waiting" and new.error not in ("", old.error):
             self._watcher.say(f"{step} waits: {new.error}")
         self.record = self.record.model_copy(update={"steps": {**self.record.steps, step: new}})
         if self._watcher and new.status != old.status:
             self._watcher.step_changed(step, new)
+            if new.incomplete:
+                self._watcher.say(f"{step} is incomplete: {new.incomplete}")
         if self._watcher and new.status == "running":
             events = self._events(workflow, task)
             for event in events[self._told.get(step, 0) :]:
@@ -275,6 +280,11 @@ class _Observer:
                 self._watcher.say(f"what happens inside of steps cannot be shown: {error}")
             self._said_no_logs = True
             return []
+
+    def _incomplete(self, workflow: Workflow, task: str) -> str:
+        """What a step that is done says is missing in its result, and why; empty if nothing is."""
+        events = self._events(workflow, task)
+        return next((event["incomplete"] for event in events if event["event"] == "finished"), "")
 
     def _failure(self, workflow: Workflow, task: str) -> dict[str, Any]:
         """Why a step failed, in its own words: Kubeflow tells no reason, and shows every exit code as 1."""

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from components.__main__ import Job, arguments_of, source_digest
+from components.container import WORK
 from components.contract import signature
 from components.errors import ConfigInvalid
 from components.executor_input import HTML, METRICS, OUT, SUMMARY, Named
@@ -223,9 +224,7 @@ def _arguments(
         config=config,
         inputs={},
         out="",
-        scratch=f"{cluster.store}/scratch/$({RUN_VARIABLE})/{node.name}"
-        if resources_of(node.stage).checkpoints
-        else "",
+        scratch=_scratch(node, cluster),
         threads=cluster.needs(node.stage).threads,
         events="-",
         code_digest=source_digest(),  # so that KFP's cache forgets what other code has made
@@ -240,6 +239,17 @@ def _arguments(
     if names:
         arguments += ["--names", json.dumps(names)]
     return (*arguments, "--executor-input", "{{$}}")
+
+
+def _scratch(node: Node, cluster: ClusterConfig) -> str:
+    """Where what a next attempt goes on from is kept; empty for a step that has none.
+
+    Of what is done for this hardware only, KFP has no cached result to give: there a next run goes on, too.
+    """
+    row = resources_of(node.stage)
+    if not row.checkpoints:
+        return ""
+    return f"{cluster.store}/scratch/{WORK if row.hardware_bound else f'$({RUN_VARIABLE})'}/{node.name}"
 
 
 def _check_reachable(node: Node) -> None:

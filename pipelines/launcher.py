@@ -97,7 +97,7 @@ def main(operator: Operator, arguments: Sequence[str]) -> None:
                     storage.fetch(job.out, Path(command.kubeflow.out()))
                     command.kubeflow.deliver(command.stage, manifest)
                     storage.delete(handover)
-                events.write("finished", digest=manifest.digest, metrics=manifest.metrics)
+                container.tell_finished(events, manifest)
                 tell(manifest)
 
 

@@ -183,8 +183,8 @@ def _engine_of_run(home: Path, run: str, name: str) -> Measurable:
     Raises UsageError if the run has no such engine, or did not get as far.
     """
     record = run_record.load(home, run)
-    loaded = recipe.load(home / record.id / "recipe.yaml").recipe
-    steps = plan.trace(graph.graph, loaded)
+    loaded = recipe.load_of_run(home, record)
+    steps = plan.trace(graph.graph, loaded.recipe)
     engines = next(node.inputs["engines"] for node in steps.nodes.values() if node.stage == "benchmark")
     assert not isinstance(engines, str)
     if name not in engines:
@@ -193,8 +193,7 @@ def _engine_of_run(home: Path, run: str, name: str) -> Measurable:
     if step is None or step.status not in FINISHED:
         status = step.status if step else "not part of the run"
         raise UsageError(f"run {record.id} did not build {name}", why=f"its step {engines[name]} is {status}")
-    beside_recipe = (str(Path(record.recipe_file).parent),)
-    return _engine(_open(home, record, step, loaded.cluster), beside_recipe)
+    return _engine(_open(home, record, step, loaded.recipe.cluster), loaded.import_paths)
 
 
 def _open(home: Path, record: RunRecord, step: StepRecord, cluster: ClusterConfig) -> Artifact[EngineSpec]:

@@ -1,9 +1,10 @@
 """The store of runs whose steps are in a cluster: artifacts by content in S3, beside a workspace on disk.
 
     <uri>/artifacts/<step>-<hex>/   artifacts, as the steps delivered them
-    <uri>/keys/<key>.json           {"digest", "uri", "material"}, written anew whenever a run uses it
+    <uri>/keys/<key>.json           {"digest", "uri", "material", "incomplete"}, written anew whenever it is
+                                    used by a run
     <uri>/newest/<step>             the key of the newest result of a step of that name
-    <uri>/scratch/<key>/            checkpoints of unfinished steps
+    <uri>/scratch/<key>/            checkpoints of unfinished and incomplete steps
     <uri>/handover/<run>/<step>/    what a launcher in Kubeflow hands to its workers; left there if it fails
 
 S3 has no rename: an artifact's manifest is written last, so that what has one is whole. It has no locks
@@ -19,7 +20,6 @@ next run makes it again.
 
 from __future__ import annotations
 
-import json
 import shutil
 from collections import defaultdict
 from collections.abc import Callable
@@ -47,6 +47,7 @@ class _Record(Config):
     digest: str
     uri: str
     material: dict[str, JsonValue]
+    incomplete: str = ""  # what is missing in the artifact; it is no cache hit then
 
 
 class ObjectStore:
@@ -68,11 +69,14 @@ class ObjectStore:
     # -------------------------------------------------------------------------------------- keys and objects
 
     def lookup(self, key: str) -> str | None:
-        """The content digest that `key` led to, if all files of that artifact are still there."""
+        """The content digest that `key` led to, if all files of that artifact are still there.
+
+        None for one that was incomplete: whoever needs it makes it again, from what its scratch has.
+        """
         record = self._record(key)
-        if record is None:
+        if record is None or record.incomplete:
             return None
-        storage.write_text(self._key_file(key), record.model_dump_json())  # so gc sees that it is used
+        self._write_record(key, record)  # so gc sees that it is used
         try:
             manifest = self._read_manifest(record.uri)
             if manifest.digest != record.digest or set(manifest.files) - set(storage.list_names(record.uri)):
@@ -81,6 +85,11 @@ class ObjectStore:
         except StageFailed:  # it is gone or damaged
             return None
         return manifest.digest
+
+    def incomplete(self, key: str) -> str:
+        """What is missing in the artifact that `key` led to, and why; empty if nothing is."""
+        record = self._record(key)
+        return record.incomplete if record else ""
 
     def _record(self, key: str) -> _Record | None:
         uri = self._key_file(key)
@@ -91,6 +100,9 @@ class ObjectStore:
         except (ValidationError, StageFailed):
             return None
         return record if record.uri.startswith(f"{self._uri}/artifacts/") else None
+
+    def _write_record(self, key: str, record: _Record) -> None:
+        storage.write_text(self._key_file(key), record.model_dump_json(exclude_defaults=True))
 
     def _key_file(self, key: str) -> str:
         return f"{self._uri}/keys/{key}.json"
@@ -149,8 +161,11 @@ class ObjectStore:
         """
         manifest = self._read_manifest(delivered)
         self._remember(manifest, delivered)
-        record = {"digest": manifest.digest, "uri": delivered, "material": dict(material.fields)}
-        storage.write_text(self._key_file(key), json.dumps(record))
+        fields = dict(material.fields)
+        record = _Record(
+            digest=manifest.digest, uri=delivered, material=fields, incomplete=manifest.incomplete
+        )
+        self._write_record(key, record)
         storage.write_text(f"{self._uri}/newest/{step}", key)
         return manifest.digest
 
@@ -169,7 +184,7 @@ class ObjectStore:
         return True
 
     def scratch(self, key: str) -> str:
-        """The URI of the folder that outlives failed attempts at `key`."""
+        """The URI of the folder that outlives failed and incomplete attempts at `key`."""
         return f"{self._uri}/scratch/{key}"
 
     # ------------------------------------------------------------------------------------------------- locks

@@ -42,7 +42,10 @@ class ArtifactStore(Protocol):
         """Keep what is stored meanwhile."""
 
     def lookup(self, key: str) -> str | None:
-        """The content digest that `key` led to, if that artifact is still whole."""
+        """The content digest that `key` led to, if that artifact is still whole and not incomplete."""
+
+    def incomplete(self, key: str) -> str:
+        """What is missing in the artifact that `key` led to, and why; empty if nothing is."""
 
     def last_material(self, step: str) -> Material | None:
         """What the newest result of a step of this name was made of."""
@@ -66,7 +69,7 @@ class ArtifactStore(Protocol):
         """The artifact with this content digest, verified, on this machine's disk."""
 
     def scratch(self, key: str) -> str:
-        """The path or URI of a folder that outlives failed attempts at `key`."""
+        """The path or URI of a folder that outlives failed and incomplete attempts at `key`."""
 
     def try_lock(self, key: str) -> Held | None:
         """The right to compute `key`, or None if another run is at it."""

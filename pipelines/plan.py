@@ -46,6 +46,11 @@ class Node:
         """The import path of `run`."""
         return f"{self.run.__module__}:{self.run.__name__}"
 
+    @property
+    def is_exclusive(self) -> bool:
+        """Whether nothing else of ours may run on the machine meanwhile."""
+        return resources_of(self.stage).exclusive or self.config.decides_by_timing
+
     def parents(self) -> list[str]:
         """The names of the steps this one reads from, each once, in order."""
         return list(dict.fromkeys(self.sources().values()))

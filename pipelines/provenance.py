@@ -292,7 +292,7 @@ def material_of(
     users = _users_code([each.config.model_dump(mode="json") for each in namers], import_paths)
     fields: dict[str, Any] = {
         "stage": node.run_path,
-        "config": node.config.model_dump(mode="json"),
+        "config": node.config.model_dump(mode="json", exclude=set(needs.gates)),
         "inputs": dict(input_digests),
         "code": dict(code.modules),
         "libraries": surroundings.versions(Code({}, {**users.libraries, **code.libraries})),

@@ -8,8 +8,8 @@ import shutil
 import tempfile
 import time
 import uuid
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
@@ -108,13 +108,20 @@ def quantize(
     """
     bench.check_figures(wishes)
     with tempfile.TemporaryDirectory(prefix="hpml-quantize-") as folder:
-        int8 = Path(folder) / "int8.onnx"
-        found = _in_a_process(job, int8, limit_s)
-        target = place.refused if found.judgement.refusal else place.model
-        _put(int8, target)
-    speed, reason = None, "the gate refused it"
-    if not found.judgement.refusal:
-        speed, reason = _speed(home, (job.file, target), found, wishes, command)
+        builds = _in_a_process(job, Path(folder), limit_s)
+        files = {name: Path(folder) / f"{name}.onnx" for name in builds}
+        found = next(iter(builds.values()))
+        refused = bool(found.judgement.refusal)
+        target = place.refused if refused else place.model
+        _put(next(iter(files.values())), target)
+        speed, reason = None, "the gate refused it"
+        if not refused:
+            variants = dict(list(files.items())[1:])
+            speed, reason = _speed(home, (job.file, target), variants, found, wishes, command)
+        if len(builds) > 1:
+            name, note = _chosen(speed, str(target), tuple(builds))
+            _put(files[name], target)
+            found = builds[name].model_copy(update={"notes": (*builds[name].notes, note)})
     created_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     record = QuantizeRecord(
         created_at=created_at,
@@ -133,31 +140,53 @@ def quantize(
     return record
 
 
-def _in_a_process(job: QuantizeJob, int8: Path, limit_s: float) -> Quantized:
-    """The model and the data are somebody's: they get a process that can be ended and has a memory limit."""
+def _in_a_process(job: QuantizeJob, folder: Path, limit_s: float) -> dict[str, Quantized]:
+    """What `components.quantize.worker` answers, in a process that can be ended and has a memory limit.
+
+    The model and the data are somebody's.
+    """
     from components.benchmark.engine_process import EngineProcess
 
-    log = int8.with_suffix(".log")
+    log = folder / "log"
     absolute = job.model_copy(update={"file": job.file.resolve(), "data": job.data.resolve()})
     with EngineProcess(str(job.file), log, reply_limit_s=limit_s, worker=_WORKER, tells_all=True) as process:
         told = process.ask(
-            "quantize", "being quantized", job=absolute.model_dump(mode="json"), place=str(int8)
+            "quantize", "being quantized", job=absolute.model_dump(mode="json"), place=str(folder)
         )
-    return Quantized.model_validate(told)
+    return {name: Quantized.model_validate(one) for name, one in told.items()}
 
 
 def _speed(
-    home: Path, files: tuple[Path, Path], found: Quantized, wishes: Wishes, command: Sequence[str]
+    home: Path,
+    files: tuple[Path, Path],
+    variants: Mapping[str, Path],
+    found: Quantized,
+    wishes: Wishes,
+    command: Sequence[str],
 ) -> tuple[BenchRecord | None, str]:
-    """The bench of both, and why it has no figures; what was made is handed over all the same."""
+    """The bench of both, and why it has no figures; what was made is handed over all the same.
+
+    variants: other builds of the int8 model, among which the bench chooses.
+    """
     try:
         subjects = measurables([str(file) for file in files], Hints(home, sizes=found.sizes))
+        int8 = subjects[str(files[1])]
+        several = int8.subject.model_copy(update={"variants": variants})
+        subjects[str(files[1])] = replace(int8, subject=several)
         record, _ = bench.measure(home, subjects, wishes, command=command, folder=None)
     except Terminated:
         raise
     except HpmlError as error:
         return None, str(error)
-    return record, f"INVALID, {record.measurements.invalid}" if record.measurements.invalid else ""
+    return record, record.measurements.incomplete
+
+
+def _chosen(speed: BenchRecord | None, model: str, names: Sequence[str]) -> tuple[str, str]:
+    """Which of the builds of `model` is kept, and why: that which the bench chose, else the first."""
+    figures = speed.measurements.engines.get(model) if speed else None
+    if figures is None or figures.settings is None:
+        return names[0], "whether signed activations would be faster was not measured"
+    return figures.settings.variant or names[0], "of signed and unsigned activations the faster were kept"
 
 
 def _put(source: Path, target: Path) -> None:

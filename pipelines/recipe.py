@@ -24,6 +24,10 @@ from components.register.stage import RegisterConfig
 from components.targets import AnyTarget
 from components.train.stage import TrainConfig
 from pipelines.cluster import ClusterConfig
+from pipelines.retired import drop_retired, tell
+from pipelines.run_record import RunRecord
+
+STORED = "recipe.yaml"  # in the folder of a run
 
 Name = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,62}$")]
 VariantName = Annotated[str, StringConstraints(pattern=r"^[a-z0-9][a-z0-9.+-]{0,62}$")]
@@ -65,20 +69,35 @@ class LoadedRecipe:
         return (str(self.file.parent),)
 
 
-def load(file: Path, overrides: tuple[str, ...] = ()) -> LoadedRecipe:
+def load(file: Path, overrides: tuple[str, ...] = (), *, say_retired: bool = True) -> LoadedRecipe:
     """Read and check a recipe; `overrides` are "a.b.c=value" with values in YAML.
 
-    Relative paths in a recipe are relative to its file. Raises ConfigInvalid that names the key.
+    Relative paths in a recipe are relative to its file. Keys that no longer do anything are said on stderr;
+    not so with `say_retired` false, for the recipe that is stored with a run: it names every key there was.
+    Raises ConfigInvalid that names the key.
     """
     fields = _parse(_read(file), file)
+    retired = drop_retired(fields)
     fields.setdefault("name", re.sub(r"[^A-Za-z0-9_-]+", "-", file.stem).strip("-")[:63] or "model")
     if overrides:
         fields = with_overrides(Recipe, fields, overrides, where=str(file))
+        retired += drop_retired(fields)
+    if say_retired:
+        tell(retired)
     recipe: Recipe = validate(Recipe, fields, where=str(file))
     if not recipe.registry.model_name:
         named = recipe.registry.model_copy(update={"model_name": recipe.name})
         recipe = recipe.model_copy(update={"registry": named})
     return LoadedRecipe(_with_absolute_paths(recipe, file.resolve().parent), file.resolve())
+
+
+def load_of_run(home: Path, record: RunRecord, overrides: tuple[str, ...] = ()) -> LoadedRecipe:
+    """The resolved recipe that is stored with a run; the user's own modules are beside the original.
+
+    Raises ConfigInvalid if it cannot be read.
+    """
+    stored = load(home / record.id / STORED, overrides, say_retired=False)
+    return LoadedRecipe(stored.recipe, Path(record.recipe_file))
 
 
 def check_targets(recipe: Recipe) -> None:

@@ -34,12 +34,16 @@ def show(home: Path, record: RunRecord, output: str) -> bool:
     }
     decision = None
     if measured:
-        goals = recipe.load(home / record.id / _RECIPE).recipe.goals
+        goals = recipe.load_of_run(home, record).recipe.goals
         decision = decide(goals, measured.spec)
     if output == "json":
         _print_json(record, measured, decision, paths)
     elif measured and decision and output == "markdown":
         print(console.variants_markdown(measured.spec, decision))
+        if measured.spec.incomplete:
+            print(
+                f"\nNot all is measured: {measured.spec.incomplete}. To complete it: hpml bench {record.id}"
+            )
     elif measured and decision:
         console.print_variants(measured.spec, decision)
         console.out.print(Text(decision.reason), soft_wrap=True)
@@ -67,6 +71,8 @@ def _print_json(
         "seconds": record.seconds,
         "chosen": decision.chosen if decision else None,
         "reason": decision.reason if decision else "",
+        "undecided": decision.undecided if decision else "",
+        "unverified": decision.unverified if decision else (),
         "measurements": measured.spec.model_dump(mode="json") if measured else None,
         "verdicts": {name: vars(verdict) for name, verdict in decision.verdicts.items()} if decision else {},
         "steps": {name: step.model_dump(mode="json") for name, step in record.steps.items()},

@@ -24,7 +24,7 @@ class StepRecord(Config):
     """One step of a run. `key` and `digest` are empty until known; `exit_code` is that of a failed step.
 
     reasons: why the step could not be taken from the store; empty for a cached one. only_shows: the run does
-    not fail of it.
+    not fail of it. incomplete: of a step that is done, what is missing in its result and why.
     """
 
     stage: str
@@ -38,17 +38,20 @@ class StepRecord(Config):
     exit_code: int = 0
     reasons: tuple[str, ...] = ()
     only_shows: bool = False
+    incomplete: str = ""
 
 
 class RunRecord(Config):
     """One run of a recipe. `executor_pid` tells whether a run that says "running" still does.
 
-    store: the URI of the store that all its artifacts are in; empty for the workspace's own.
+    executor: where its steps ran: "process", "container", "kubernetes" or "kubeflow". store: the URI of the
+    store that all its artifacts are in; empty for the workspace's own.
     """
 
     id: str
     recipe: str
     recipe_file: str
+    executor: str = "process"  # of versions before, if it is not told by `store`
     store: str = ""
     status: Status
     started_at_s: float
@@ -63,7 +66,16 @@ def new_run_id(name: str) -> str:
     return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
 
 
-def start(home: Path, run: str, name: str, recipe_file: str, plan: Plan, *, store: str = "") -> RunRecord:
+def start(
+    home: Path,
+    run: str,
+    name: str,
+    recipe_file: str,
+    plan: Plan,
+    *,
+    executor: str = "process",
+    store: str = "",
+) -> RunRecord:
     """The record of the new run `run` of `plan`, every step waiting; makes its folder."""
     showing = plan.only_shows()
     steps = {
@@ -74,6 +86,7 @@ def start(home: Path, run: str, name: str, recipe_file: str, plan: Plan, *, stor
         id=run,
         recipe=name,
         recipe_file=recipe_file,
+        executor=executor,
         store=store,
         status="running",
         started_at_s=time.time(),

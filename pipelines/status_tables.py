@@ -18,15 +18,15 @@ def show_steps(record: RunRecord, output: str) -> None:
     rows = [
         (
             name,
-            step.status,
+            "incomplete" if step.incomplete else step.status,
             f"{step.seconds:.1f}" if step.seconds else "",
             f"{step.peak_rss_bytes / 1e6:.0f}" if step.peak_rss_bytes else "",
-            step.error,
+            step.error or step.incomplete,
         )
         for name, step in record.steps.items()
     ]
     console.err.print(f"{record.id}: {_state(record)}")
-    console.print_table(("step", "status", "s", "peak MB", "error"), rows, right=(2, 3))
+    console.print_table(("step", "status", "s", "peak MB", "why"), rows, right=(2, 3))
 
 
 def show_runs(records: Sequence[RunRecord], output: str) -> None:

@@ -1,10 +1,10 @@
 """The store of a workspace: artifacts by content, and which key led to which content.
 
     <home>/.store/objects/<content digest>/   artifacts, read-only
-    <home>/.store/keys/<key>.json             {"digest", "material"}
+    <home>/.store/keys/<key>.json             {"digest", "material", "incomplete"}
     <home>/.store/newest/<step>               the key of the newest result of a step of that name
     <home>/.store/incoming/                   what a running step is about to deliver
-    <home>/.store/scratch/<key>/              checkpoints of unfinished steps
+    <home>/.store/scratch/<key>/              checkpoints of unfinished and incomplete steps
     <home>/.store/locks/                      one lock a key, and one for gc
 
 Safe for several runs at once: a step is computed under the lock of its key, everything appears by rename, and
@@ -45,9 +45,12 @@ class Store:
     # -------------------------------------------------------------------------------------- keys and objects
 
     def lookup(self, key: str) -> str | None:
-        """The content digest that `key` led to, if that artifact is still whole (sizes and seal checked)."""
+        """The content digest that `key` led to, if that artifact is still whole (sizes and seal checked).
+
+        None for one that was incomplete: whoever needs it makes it again, from what its scratch has.
+        """
         record = self._record(key)
-        if record is None:
+        if record is None or record.get("incomplete"):
             return None
         digest = str(record["digest"])
         try:
@@ -57,6 +60,10 @@ class Store:
         except HpmlError:
             return None
         return digest
+
+    def incomplete(self, key: str) -> str:
+        """What is missing in the artifact that `key` led to, and why; empty if nothing is."""
+        return str((self._record(key) or {}).get("incomplete", ""))
 
     def _record(self, key: str) -> dict[str, Any] | None:
         try:
@@ -96,8 +103,9 @@ class Store:
 
     def accept(self, delivered: str, key: str, material: Material, step: str) -> str:
         """Move a delivered artifact to its place, remember that `key` leads there, and return its digest."""
+        incomplete = read_manifest(Path(delivered)).incomplete
         digest = self.add(Path(delivered))
-        record = {"digest": digest, "material": dict(material.fields)}
+        record = {"digest": digest, "material": dict(material.fields), "incomplete": incomplete}
         write_text_atomic(self._key_file(key), json.dumps(record))
         write_text_atomic(self.root / "newest" / step, key)
         return digest
@@ -131,7 +139,7 @@ class Store:
         self._key_file(key).unlink(missing_ok=True)
 
     def scratch(self, key: str) -> str:
-        """The folder that outlives failed attempts at `key`."""
+        """The folder that outlives failed and incomplete attempts at `key`."""
         return str(self.root / "scratch" / key)
 
     def last_material(self, step: str) -> Material | None:
@@ -191,7 +199,7 @@ class Store:
     def collect(self, needed: Needed, *, dry_run: bool = False) -> list[Removed]:
         """Remove every artifact that is not needed, and what crashed runs left behind. To be called `alone`.
 
-        The checkpoints of steps that a kept run did not finish stay.
+        The checkpoints of steps that a kept run did not finish, or left incomplete, stay.
         """
         keep = needed.artifacts(self.manifest)
         doomed = {

@@ -28,6 +28,7 @@ from components.artifacts import (
     seal_artifact,
 )
 from components.contract import Config, signature
+from components.process import spin_briefly
 from pipelines.__main__ import main
 from tests.chain import Chain, run_chain
 
@@ -35,6 +36,7 @@ from tests.chain import Chain, run_chain
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
+spin_briefly()  # tests train in this process, as steps do in theirs
 os.environ["COLUMNS"] = "80"  # whatever the terminal's width
 settings.register_profile("ours", deadline=None)  # no test of ours asserts an absolute time
 settings.load_profile("ours")

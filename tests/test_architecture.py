@@ -29,6 +29,7 @@ HALLWAY = {
     "nvml",
     "process",
     "measurements",
+    "core_states",
     "page",
     "regular_files",
     "memory",

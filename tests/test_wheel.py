@@ -24,10 +24,10 @@ QUICK = [
     "train.epochs=1",
     "train.model.arguments={width: 8}",
     "ceilings={gemm_sizes: [64], rounds: 5, time_budget_s: 1}",
-    "benchmark={rounds: 5, launches: 2, requests_per_round: 10, batch_sizes: [1], images_per_round: 8}",
+    "benchmark={rounds: 5, launches: 2, slice_ms: 2, precision: 0.9, batch_sizes: [1]}",
     "benchmark.scenarios=[SingleStream]",
     "benchmark.concurrency=[1]",
-    "benchmark.quiet.enforce=false",
+    "benchmark.quiet={max_waited: 1000000, max_stolen: 1000000}",
 ]
 
 pytestmark = pytest.mark.slow

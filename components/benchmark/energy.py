@@ -42,7 +42,7 @@ def _of_engine(bench: Bench, name: str, counter: Counter, source: str) -> Energy
     for _ in range(_SLICES):
         dropped, begun_mj = bench.watch.dropped, counter()
         try:
-            reply, _ = bench.take(name, "run_for", "having its energy counted", batch=1, seconds=_SLICE_S)
+            reply = bench.take(name, "run_for", "having its energy counted", batch=1, seconds=_SLICE_S)
         except Disturbed:
             break
         used_mj = counter() - begun_mj

@@ -1,127 +1,138 @@
-"""From raw latencies to the figures of each engine."""
+"""From the rounds to the figures of each engine."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
 from components.artifacts import Artifact, DatasetSpec, EngineSpec
-from components.benchmark.statistics import quantile, rate, ratio_of_quantiles, samples_needed, wilson
+from components.benchmark.paired import MIN_ROUNDS, AtBatch1, counts, reference_of, undisturbed_rows
+from components.benchmark.statistics import quantile, rate, samples_needed, wilson
 from components.measurements import EngineFigures, Interval, PairedAccuracy, Throughput
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
-    from components.benchmark.protocol import Latencies
+    from components.benchmark.rounds import Rounds
+    from components.benchmark.stage import BenchmarkConfig
 
 LEVELS = {"latency_ms_p50": 0.5, "latency_ms_p90": 0.9, "latency_ms_p99": 0.99}
 
 
-def best_fp32(engines: Mapping[str, Artifact[EngineSpec]], latencies: Latencies, *, reference: str) -> str:
+def best_fp32(
+    engines: Mapping[str, Artifact[EngineSpec]], rounds: Rounds, names: Sequence[str], *, reference: str
+) -> str:
     """The engine of the unmodified network in fp32, other than the reference, with the least p50.
 
-    Empty if there is none.
+    Empty if there is none, or no round.
     """
     candidates = [
         name
-        for name in latencies
+        for name in names
         if name != reference and engines[name].spec.precision == "fp32" and not engines[name].spec.methods
     ]
-    return min(candidates, key=lambda name: float(np.median(latencies[name][1])), default="")
+    p50_ms = AtBatch1.of(rounds, candidates).p50_ms
+    return (
+        min(candidates, key=lambda name: float(np.median(p50_ms[name])), default="") if rounds.at(1) else ""
+    )
 
 
 def figures(
     engines: Mapping[str, Artifact[EngineSpec]],
-    latencies: Latencies,
+    timed: Mapping[str, Mapping[str, Any]],
     *,
     data: DatasetSpec,
     paired: Mapping[str, PairedAccuracy],
-    batch_sizes: tuple[int, ...],
-    reference: str,
-    fastest_fp32: str,
-    launches: Sequence[int] = (),
+    busy: str,
 ) -> dict[str, EngineFigures]:
-    """The figures of every engine, built or not. paired: of each measured engine but the reference.
+    """The figures of every engine, built or not. timed: `timings` of those that were.
 
-    launches: how many rounds each launch of the engines had, in order; see `statistics`.
+    paired: of each of them but the reference. busy: why one has no latency, in words.
     """
-    timed = timings(
-        latencies,
-        batch_sizes=batch_sizes,
-        reference=reference,
-        fastest_fp32=fastest_fp32,
-        launches=launches,
-    )
     described = {}
     for name, engine in engines.items():
         spec = engine.spec
-        measured: dict[str, Any] = {}
+        status: Literal["measured", "not measured", "not built"] = "not built"
+        reason, more = spec.reason, {}
         if name in timed:
-            measured = {
+            known = "latency_ms_p50" in timed[name]
+            status, reason = ("measured", reason) if known else ("not measured", busy)
+            more = {
                 "accuracy_top1": wilson(spec.accuracy_top1, data.splits["test"].rows),
                 "paired": paired.get(name),
                 **timed[name],
             }
         described[name] = EngineFigures(
-            status="measured" if measured else "not built",
-            reason=spec.reason,
+            status=status,
+            reason=reason,
             target=str(spec.target["target"]),
             precision=spec.precision,
             methods=spec.methods,
             size_bytes=spec.size_bytes,
             parameters=spec.parameters,
             macs=spec.macs,
-            **measured,
+            **more,
         )
     return described
 
 
 def timings(
-    latencies: Latencies,
-    *,
-    batch_sizes: tuple[int, ...],
-    reference: str,
-    fastest_fp32: str,
-    launches: Sequence[int] = (),
+    rounds: Rounds, config: BenchmarkConfig, names: Sequence[str], *, fastest_fp32: str, busy: str
 ) -> dict[str, dict[str, Any]]:
-    """What the latencies alone say of each engine, as fields of `EngineFigures`.
+    """What the rounds alone say of each engine, as fields of `EngineFigures`.
 
-    fastest_fp32 is empty where there is none.
+    fastest_fp32 is empty where there is none. busy: why there are not enough undisturbed rounds, in words.
     """
-    at_1 = {name: of_batch[1] for name, of_batch in latencies.items()}
-
-    def speedup(slower: str, faster: str) -> Interval:
-        return ratio_of_quantiles(at_1[slower], at_1[faster], LEVELS["latency_ms_p50"], launches)
-
+    batches = sorted({1, *config.batch_sizes})
+    latencies = rounds.latencies(names, batches)
+    at_1 = AtBatch1.of(rounds, names)
+    reference = reference_of(config, names)
     return {
         name: {
-            **_percentiles(at_1[name], launches),
-            "throughput": tuple(
-                Throughput(batch=batch, images_per_s=rate(batch, of_batch[batch] / 1e3, launches))
-                for batch in batch_sizes
-            ),
-            "speedup_vs_reference": speedup(reference, name),
-            "speedup_vs_best_fp32": speedup(fastest_fp32, name) if fastest_fp32 else None,
+            **_percentiles(latencies[name][1], at_1.launches, busy),
+            **_throughputs(latencies[name], [b for b in batches if b in config.batch_sizes], rounds),
+            "speedup_vs_reference": at_1.ratio(name, reference).speedup,
+            "speedup_vs_best_fp32": at_1.ratio(name, fastest_fp32).speedup if fastest_fp32 else None,
+            "states": at_1.figures(name, reference, fastest_fp32),
         }
-        for name, of_batch in latencies.items()
+        for name in names
     }
 
 
-def _percentiles(latency_ms: NDArray[np.float64], launches: Sequence[int]) -> dict[str, Any]:
+def _throughputs(
+    latencies: Mapping[int, NDArray[np.float64]], batches: Sequence[int], rounds: Rounds
+) -> dict[str, Any]:
+    found = []
+    for batch in batches:
+        launch = np.array([one.launch for one in rounds.at(batch)], np.int64)
+        clean = np.isfinite(latencies[batch]).all(axis=1) if len(launch) else np.zeros(0, bool)
+        if clean.sum() >= MIN_ROUNDS:
+            images_per_s = rate(batch, latencies[batch][clean] / 1e3, counts(launch[clean]))
+            found.append(Throughput(batch=batch, images_per_s=images_per_s))
+    return {"throughput": tuple(found)}
+
+
+def _percentiles(latency_ms: NDArray[np.float64], launches: Sequence[int], busy: str) -> dict[str, Any]:
     """The percentiles that have enough samples, why the others are missing, and the spread of the rounds."""
+    samples = int(np.isfinite(latency_ms).sum())
+    if len(latency_ms) < MIN_ROUNDS:
+        return {"samples": samples, "unquoted": dict.fromkeys(LEVELS, busy)}
     quoted: dict[str, Interval] = {}
     unquoted = {}
     low = 0.0
+    whole = undisturbed_rows(latency_ms)
     for figure, level in LEVELS.items():
-        needed = samples_needed(level)
-        if latency_ms.size < needed:
-            unquoted[figure] = f"{latency_ms.size} of {needed} samples"
+        # One half of the requests is beyond p50 whether or not some of the longer ones were disturbed.
+        counted, of_launches = (latency_ms, launches) if level == 0.5 else (whole, ())
+        needed, there = samples_needed(level), int(np.isfinite(counted).sum())
+        if there < needed or len(counted) < MIN_ROUNDS:
+            unquoted[figure] = f"{there} of {needed} samples" if len(whole) == len(latency_ms) else busy
             continue
-        found = quantile(latency_ms, level, launches)
+        found = quantile(counted, level, of_launches)
         low = max(low, found.low)  # p90 is no less than p50, so what bounds that from below bounds it too
         quoted[figure] = found.model_copy(update={"low": low})
-    medians = np.median(latency_ms, axis=1)
-    spread = float(np.ptp(medians) / np.median(latency_ms))
-    return {**quoted, "samples": latency_ms.size, "unquoted": unquoted, "round_spread": spread}
+    medians = np.nanmedian(latency_ms, axis=1)
+    spread = float(np.ptp(medians) / np.nanmedian(latency_ms))
+    return {**quoted, "samples": samples, "unquoted": unquoted, "round_spread": spread}

@@ -6,15 +6,17 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from components.artifacts import Artifact, DatasetSpec, EngineSpec
+from components.artifacts import Artifact, DatasetSpec, EngineSpec, build_of
 from components.benchmark.accuracy import paired_accuracies
 from components.benchmark.environment import describe
-from components.benchmark.figures import best_fp32, figures
+from components.benchmark.figures import best_fp32, figures, timings
+from components.benchmark.paired import AtBatch1, pairs
 from components.benchmark.protocol import batch_sizes
 from components.benchmark.resources import resource_figures
+from components.benchmark.samples import write_samples
 from components.benchmark.stage import BenchmarkConfig
 from components.benchmark.subjects import EngineSubject
-from components.benchmark.timed import Timed, time_subjects, write_samples
+from components.benchmark.timed import Timed, time_subjects
 from components.contract import Output, Result
 from components.errors import ConfigInvalid, StageFailed
 from components.images import load_split, to_x_nchw
@@ -38,32 +40,32 @@ def measure(
         for name, engine in built.items()
     }
     timed = time_subjects(config, subjects, inputs, out)
-    write_samples(out.path / "samples.npz", timed)
-    fastest_fp32 = "" if timed.invalid else best_fp32(engines, timed.latencies, reference=config.reference)
+    names = list(built)
+    write_samples(out.path / "samples.npz", timed.rounds, names, config)
+    at_1 = AtBatch1.of(timed.rounds, names)
+    fastest_fp32 = best_fp32(engines, timed.rounds, names, reference=config.reference)
     spec = MeasurementsSpec(
         reference=config.reference,
         best_fp32=fastest_fp32,
-        engines={} if timed.invalid else _figures(config, engines, data, timed, fastest_fp32),
-        rounds=timed.rounds,
-        requests_per_round=config.requests_per_round,
+        engines=_figures(config, engines, data, timed, fastest_fp32),
+        pairs=pairs(timed.rounds, names),
+        states=at_1.states if timed.rounds.states() else (),
+        rounds=len(at_1.state),
+        rounds_of_launches=tuple(at_1.launches),
+        slice_ms=config.slice_ms,
         threads=timed.threads,
-        rounds_of_launches=timed.rounds_of_launches,
         seed=config.seed,
         environment=environment,
         harness_us_per_request=timed.harness_us_per_request,
         conditions=timed.conditions,
-        invalid=timed.invalid,
+        incomplete=timed.incomplete,
     )
-    return Result(spec, metrics=_metrics(spec), rejected=_rejection(timed.invalid))
-
-
-def _rejection(invalid: str) -> str:
-    """Why the gate refuses the measurement, and what to do."""
-    if not invalid:
-        return ""
-    return (
-        f"INVALID: {invalid}; stop what else runs here and run again, give the benchmark a larger "
-        "time_budget_s, or choose a quieter machine"
+    rejected = f"{timed.incomplete}; benchmark.require_quiet is set" if config.require_quiet else ""
+    return Result(
+        spec,
+        metrics=_metrics(spec),
+        rejected=rejected if timed.incomplete else "",
+        incomplete=timed.incomplete,
     )
 
 
@@ -105,21 +107,23 @@ def _inputs(config: BenchmarkConfig, built: Engines, data: Artifact[DatasetSpec]
 def _figures(
     config: BenchmarkConfig, engines: Engines, data: Artifact[DatasetSpec], timed: Timed, fastest_fp32: str
 ) -> dict[str, EngineFigures]:
+    names = list(timed.launches)
+    measured = {name: build_of(engines[name], timed.settings[name].variant) for name in names}
+    engines = {**engines, **measured}
+    timings_of = timings(timed.rounds, config, names, fastest_fp32=fastest_fp32, busy=timed.conditions.busy)
     described = figures(
         engines,
-        timed.latencies,
+        timings_of,
         data=data.spec,
         paired=paired_accuracies(engines, data, reference=config.reference),
-        batch_sizes=tuple(sorted(set(config.batch_sizes))),
-        reference=config.reference,
-        fastest_fp32=fastest_fp32,
-        launches=timed.rounds_of_launches,
+        busy=timed.conditions.busy,
     )
     for name, launches in timed.launches.items():
         resources = resource_figures(
             launches, timed.energy.get(name), described[name].throughput, config.price_per_hour
         )
         more = {
+            "settings": timed.settings[name],
             "resources": resources,
             "scenarios": timed.scenarios.get(name, ()),
             "concurrency": timed.concurrency.get(name, ()),

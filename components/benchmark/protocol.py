@@ -1,47 +1,44 @@
 """In which order what is timed. In each round every engine is timed once, in a new random order.
 
 So that a disturbance, or the machine's clock, meets all engines alike, and figures of one round can be
-compared. One engine works at a time; the processes of the others sleep. The rounds are spread over several
-launches of all engines: where a process happens to get its memory decides a few percent of its speed, and
-only fresh processes average that out (Kalibera and Jones 2013, "Rigorous benchmarking in reasonable time").
+compared. A round is short, some tenths of a second: it has to lie between two bursts of whatever else runs,
+and within one distance of the cores. One engine works at a time; the processes of the others are stopped. The
+rounds are spread over several launches of all engines: where a process happens to get its memory decides a
+few percent of its speed, and only fresh processes average that out (Kalibera and Jones 2013, "Rigorous
+benchmarking in reasonable time").
 """
 
 from __future__ import annotations
 
+import itertools
 import math
+import os
 import time
-from collections.abc import Iterator, Mapping
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from components.benchmark import gpu
+from components.benchmark.core_distance import CoreDistance
 from components.benchmark.engine_process import GRACE_S, EngineProcess
+from components.benchmark.paired import is_precise, missing
+from components.benchmark.rounds import Kept, Plan, Round, Rounds
+from components.benchmark.settings import choose_settings
 from components.benchmark.stage import BenchmarkConfig
 from components.benchmark.subjects import Subject
-from components.benchmark.validity import disagreements, drifts
-from components.benchmark.watch import Slice, Snapshot, Watch
+from components.benchmark.watch import WAITED, Watch, undisturbed
 from components.contract import Output
 from components.errors import GateFailed
+from components.measurements import EngineSettings
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-MIN_ROUNDS = 5
 _WARM_UP_S = 0.5  # at most, for each engine and batch size
-_MIN_REQUESTS = 3  # in a slice at batch 1, however slow the engine is
-_SHARE_OF_BUDGET = 0.5  # of the time budget that the requests of a quiet run may fill
-_PROBE_AGAIN_S = 0.01
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5  # before a disturbed slice is tried again
-
-# engine -> batch size -> milliseconds, float64 (rounds, requests)
-Latencies = dict[str, dict[int, "NDArray[np.float64]"]]
-
-
-Round = dict[str, dict[int, tuple[dict[str, Any], Slice]]]  # engine -> batch size -> what it answered
+_LEAST_REQUESTS = 3  # in a slice at batch 1, however slow the engine is, and undisturbed in one that counts
+_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5  # before something disturbed is tried again
+_LATER_LAUNCHES = 3  # times as many rounds as the first ones: by then it is rounds that are missing
 
 
 class Disturbed(GateFailed):
@@ -58,34 +55,63 @@ class Launches:
     device_memory_bytes: int | None = None
     harness_us_per_request: float = 0.0
     device: str = "cpu"
-    requests: dict[int, int] = field(default_factory=dict)  # batch -> requests in a slice
 
 
 class Bench:
-    """The processes of all engines, and the watch over them. Processes live inside `launched`."""
+    """The processes of all engines, and the watch over them. Processes live inside `launched`.
+
+    settings: with which each engine runs; at first those of its runtime. requests: engine -> batch size ->
+    how many a slice has; known after the first launch.
+    """
 
     def __init__(
         self, subjects: Mapping[str, Subject], inputs: Path, config: BenchmarkConfig, out: Output
     ) -> None:
         self.config, self.names = config, list(subjects)
         self.threads = config.threads or out.threads
+        self.settings = {name: subject.candidates(self.threads)[0] for name, subject in subjects.items()}
         self.watch = Watch(config.quiet)
         self.launches = {name: Launches() for name in subjects}
+        self.requests: dict[str, dict[int, int]] = {name: {} for name in subjects}
         self.grant(config.time_budget_s)
-        self._subjects, self._inputs, self._scratch = subjects, inputs, out.scratch
+        self.subjects, self.inputs, self._out = subjects, inputs, out
         self._processes: dict[str, EngineProcess] = {}
+        self._distance: CoreDistance | None = None
+
+    def of_trials(self, tried: Mapping[str, tuple[str, EngineSettings]]) -> Bench:
+        """A bench at batch 1 of engines under several settings; name -> which engine, and how."""
+        subjects = {trial: self.subjects[name] for trial, (name, _) in tried.items()}
+        config = self.config.model_copy(update={"batch_sizes": (1,)})
+        trials = Bench(subjects, self.inputs, config, self._out)
+        trials.settings = {trial: settings for trial, (_, settings) in tried.items()}
+        return trials
+
+    @staticmethod
+    def now_s() -> float:
+        """The time by which budgets are kept."""
+        return time.monotonic()
 
     def grant(self, seconds: float) -> None:
         """From now on there is so much time."""
-        self.deadline_s = time.monotonic() + seconds
+        self.deadline_s = self.now_s() + seconds
         self._reply_limit_s = seconds + GRACE_S
+
+    @property
+    def is_over(self) -> bool:
+        """Whether the time budget is."""
+        return self.now_s() > self.deadline_s
 
     @contextmanager
     def launched(self) -> Iterator[None]:
         """Start a fresh process for every engine, one after the other, and end them on the way out."""
         with ExitStack() as stack:
-            for index, (name, subject) in enumerate(self._subjects.items()):
-                self._launch(stack, name, subject, self._scratch / f"engine-{index}.log")
+            for index, (name, subject) in enumerate(self.subjects.items()):
+                self._launch(stack, name, subject, self._out.scratch / f"engine-{index}.log")
+            # With one thread nothing goes from CPU to CPU.
+            alone = all(settings.threads == 1 for settings in self.settings.values())
+            self._distance = stack.enter_context(
+                CoreDistance([] if alone else sorted(os.sched_getaffinity(0)))
+            )
             try:
                 yield
                 for name, process in self._processes.items():
@@ -98,17 +124,21 @@ class Bench:
                 self._processes = {}
 
     def _launch(self, stack: ExitStack, name: str, subject: Subject, log: Path) -> None:
-        """A cold start counts only if the machine was quiet meanwhile; the process is kept either way."""
+        """A cold start counts only if nothing disturbed it; the process is kept either way."""
         begun_ns = time.perf_counter_ns()
-        process = stack.enter_context(EngineProcess(name, log, reply_limit_s=self._reply_limit_s))
+        process = stack.enter_context(
+            EngineProcess(name, log, reply_limit_s=self._reply_limit_s, sleeps=True)
+        )
         before = self.watch.snapshot(process.pid)
+        settings = self.settings[name]
         loaded = process.ask(
             "load",
             "loading",
-            subject=subject.model_dump(mode="json"),
-            inputs=str(self._inputs),
+            subject=subject.of_variant(settings.variant).model_dump(mode="json"),
+            inputs=str(self.inputs),
             batch_sizes=batch_sizes(self.config),
-            threads=self.threads,
+            threads=settings.threads,
+            spinning=settings.spinning,
         )
         seen = self.watch.between(before, self.watch.snapshot(process.pid))
         launches = self.launches[name]
@@ -116,7 +146,7 @@ class Bench:
             launches.harness_us_per_request, loaded["harness_us_per_request"]
         )
         launches.device = loaded["device"]
-        if not (self.config.quiet.enforce and self.watch.disturbances(seen)):
+        if not self.watch.disturbances(seen):
             launches.cold_start_ms.append((loaded["answered_ns"] - begun_ns) / 1e6)
             launches.load_ms.append(loaded["load_ms"])
         self._processes[name] = process
@@ -128,51 +158,68 @@ class Bench:
                 requests=self.config.warmup_requests,
                 seconds=_WARM_UP_S,
             )
-            launches.requests.setdefault(batch, self._requests(batch, warm["latency_ms"] / 1e3))
+            least = _LEAST_REQUESTS if batch == 1 else 1
+            fitting = math.ceil(self.config.slice_ms / warm["latency_ms"])
+            self.requests[name].setdefault(batch, max(least, fitting))
 
-    def _requests(self, batch: int, latency_s: float) -> int:
-        """How many requests an engine that takes `latency_s` gets in a slice at `batch`.
+    def time_round(self, order: Sequence[str], batch: int, launch: int) -> Round | None:
+        """Time the engines once each, in this order; None where something disturbed the round as a whole."""
+        assert self._distance
+        before_ns, at_s, begun_s = self._distance.round_trip_ns(), time.time(), self.now_s()
+        first = self.watch.snapshot(os.getpid())
+        replies = {name: self._time_slice(name, batch) for name in order}
+        outside = self.watch.between(first, self.watch.snapshot(os.getpid()))
+        causes = self.watch.disturbances_outside(outside)
+        latency_ms = {name: reply["latency_ms"] for name, reply in replies.items()}
+        if any(np.isfinite(one).sum() < min(_LEAST_REQUESTS, len(one)) for one in latency_ms.values()):
+            causes.append(WAITED)
+        self.watch.count(len(order), causes)
+        seconds, after_ns = self.now_s() - begun_s, self._distance.round_trip_ns()
+        if causes:
+            return None
+        return Round(
+            batch=batch,
+            launch=launch,
+            at_s=at_s,
+            seconds=seconds,
+            round_trip_ns=(before_ns or math.nan, after_ns or math.nan),
+            latency_ms=latency_ms,
+            device_ms={
+                name: np.asarray(reply["device_ms"]) for name, reply in replies.items() if reply["device_ms"]
+            },
+        )
 
-        What the config asks for, fewer where all engines would not get through their rounds in time.
-        """
-        config = self.config
-        wanted = config.requests_per_round if batch == 1 else math.ceil(config.images_per_round / batch)
-        slices = config.rounds * len(self.names) * len(batch_sizes(config))
-        affordable = int(_SHARE_OF_BUDGET * config.time_budget_s / slices / latency_s)
-        return max(1, min(wanted, max(affordable, _MIN_REQUESTS if batch == 1 else 1)))
+    def _time_slice(self, name: str, batch: int) -> dict[str, Any]:
+        """One engine's requests: `latency_ms`, NaN where one of its threads waited, and `device_ms`."""
+        process = self._processes[name]
+        reply = process.ask(
+            "time", f"being timed at batch {batch}", batch=batch, requests=self.requests[name][batch]
+        )
+        # A thread that still waited at the end has waited no longer now that all are stopped.
+        readings = [*reply["readings"], [time.perf_counter_ns(), *self.watch.snapshot(process.pid).waited]]
+        started_ns, finished_ns = np.asarray(reply["started_ns"]), np.asarray(reply["finished_ns"])
+        clean = undisturbed(started_ns, finished_ns, readings, max_waited=self.config.quiet.max_waited)
+        latency_ms = np.where(clean, (finished_ns - started_ns) / 1e6, np.nan)
+        return {"latency_ms": latency_ms, "device_ms": reply["device_ms"]}
 
-    def _quiet_snapshot(self, pid: int) -> Snapshot:
-        """The counters at the next moment in which the probe is as fast as it should be.
+    def take(self, name: str, do: str, doing: str, *, at_once: int = 1, **arguments: Any) -> dict[str, Any]:
+        """Ask an engine to `do` something that is timed as a whole, and again until nothing disturbed it.
 
-        What slows a CPU from outside comes and goes within tenths of a second; waiting for its end costs less
-        than a slice that has to be repeated.
-        """
-        while True:
-            snapshot = self.watch.snapshot(pid)
-            waiting_helps = self.config.quiet.enforce and time.monotonic() < self.deadline_s
-            if not waiting_helps or self.watch.is_fast(snapshot):
-                return snapshot
-            time.sleep(_PROBE_AGAIN_S)
-
-    def take(self, name: str, do: str, doing: str, **arguments: Any) -> tuple[dict[str, Any], Slice]:
-        """Ask an engine to `do` something that is timed, and again until nothing disturbed it.
-
+        at_once: requests that it has to answer at the same time.
         Raises Disturbed when the time budget is over before that.
         """
         pause_s = _FIRST_PAUSE_S
         process = self._processes[name]
         while True:
-            before = self._quiet_snapshot(process.pid)
+            before = self.watch.snapshot(process.pid)
             reply = process.ask(do, doing, **arguments)
             seen = self.watch.between(before, self.watch.snapshot(process.pid))
-            self.watch.slices += 1
-            causes = self.watch.disturbances(seen)
+            crowded = at_once * self.settings[name].threads > len(os.sched_getaffinity(0))
+            causes = self.watch.disturbances(seen, crowded=crowded)
+            self.watch.count(1, causes)
             if not causes:
-                return reply, seen
-            self.watch.drop(causes)
-            if not self.config.quiet.enforce:
-                return reply, seen
-            if time.monotonic() + pause_s > self.deadline_s:
+                return reply
+            if self.now_s() + pause_s > self.deadline_s:
                 raise Disturbed(f"the machine was disturbed while {name} was timed")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
@@ -183,187 +230,66 @@ def batch_sizes(config: BenchmarkConfig) -> list[int]:
     return sorted({1, *config.batch_sizes})
 
 
-def time_rounds(bench: Bench, out: Output) -> Timing:
-    """Time all engines over all rounds, or over as many as the time budget allows.
+def time_rounds(bench: Bench, out: Output) -> Rounds:
+    """Time all engines until everything is known as precisely as the config asks, or the time budget is over.
 
-    While an engine drifts, the launch that differs most from the others is measured again; while the rounds
-    leave a speed-up too far open, there are more of them.
-    Raises Disturbed if fewer than 5 rounds were left undisturbed.
+    If then something is not known at all, the time of the scenarios is used for it, too. Rounds that earlier
+    attempts kept in `out.scratch` count; those of this one are kept there as well.
     """
-    timing = Timing(bench)
-    orders = round_orders(bench.names, seed=bench.config.seed)
-    wanted = bench.config.rounds
-    _fill(timing, bench, orders, wanted, out)
-    while timing.objections() and time.monotonic() < bench.deadline_s:
-        if timing.drifts():
-            timing.drop_odd_launch()
-        else:
-            wanted += _rounds_a_launch(bench.config)
-        _fill(timing, bench, orders, wanted, out)
-    return timing
+    config = bench.config
+    kept = Kept(out.scratch, bench.names)
+    plan, rounds = kept.read()
+    if plan:
+        bench.settings, bench.requests = plan.settings, plan.requests
+    else:
+        bench.settings = choose_settings(bench, out)
+    orders = round_orders(bench.names, seed=config.seed + len(rounds))
+    bench.grant(config.time_budget_s)
+    extended_s = bench.deadline_s + config.scenario_budget_s
+    for launch in itertools.count(rounds.launches):
+        if is_precise(rounds, config, bench.names):
+            break
+        if bench.is_over:
+            if bench.now_s() > extended_s or not missing(rounds, config, bench.names):
+                break
+            bench.grant(extended_s - bench.now_s())
+        before = len(rounds)
+        try:
+            _time_launch(bench, rounds, launch, orders, out)
+        finally:
+            kept.add(Plan(bench.settings, bench.requests), rounds.all[before:])
+    bench.grant(max(0.0, extended_s - max(bench.now_s(), extended_s - config.scenario_budget_s)))
+    return rounds
 
 
-def _rounds_a_launch(config: BenchmarkConfig) -> int:
-    return math.ceil(config.rounds / config.launches)
+def _time_launch(bench: Bench, rounds: Rounds, launch: int, orders: Iterator[list[str]], out: Output) -> None:
+    """Time one launch: its share of the rounds, or what its share of the time allows.
+
+    But for at least as long as launching took, so that half of the time is measured.
+    """
+    config = bench.config
+    to_come = max(1, config.launches - launch)  # of those planned, with this one
+    late = launch >= config.launches
+    wanted = math.ceil(config.rounds / config.launches) * (_LATER_LAUNCHES if late else 1)
+    begun_s = bench.now_s()
+    have = dict.fromkeys(batch_sizes(config), 0)
+    with bench.launched():
+        launched_s = bench.now_s()
+        until_s = max(begun_s + (bench.deadline_s - begun_s) / to_come, 2 * launched_s - begun_s)
+        for batch in itertools.cycle(_schedule(config)):
+            timed = bench.time_round(next(orders), batch, launch)
+            if timed:
+                have[batch] += 1
+                rounds.all.append(timed)
+            out.progress(min(len(rounds.at(1)), config.rounds), config.rounds, "rounds")
+            if min(have.values()) >= wanted or bench.now_s() > until_s:
+                break
 
 
-def _fill(timing: Timing, bench: Bench, orders: Iterator[list[str]], wanted: int, out: Output) -> None:
-    """Launch and time until `wanted` rounds are complete, or 5 and the time budget over."""
-    while timing.complete < wanted and not timing.may_end:
-        with bench.launched(), suppress(Disturbed):
-            timing.begin_launch()
-            for _ in range(min(_rounds_a_launch(bench.config), wanted - timing.complete)):
-                if timing.may_end:
-                    break
-                timing.add_round(next(orders))
-                out.progress(timing.complete, wanted, "rounds")
-        timing.drop_slow_rounds()
-        if timing.complete < MIN_ROUNDS and time.monotonic() > bench.deadline_s:
-            raise Disturbed(f"only {timing.complete} rounds were left undisturbed, {MIN_ROUNDS} are needed")
-
-
-class Timing:
-    """The slices of all engines, by launch and round. A round counts when all engines have their slice."""
-
-    def __init__(self, bench: Bench) -> None:
-        self._bench = bench
-        self._launches: list[list[Round]] = []
-
-    @property
-    def rounds_of_launches(self) -> tuple[int, ...]:
-        """How many rounds each launch has, those without any left out."""
-        return tuple(len(rounds) for rounds in self._launches if rounds)
-
-    @property
-    def complete(self) -> int:
-        """How many rounds are complete."""
-        return sum(self.rounds_of_launches)
-
-    @property
-    def may_end(self) -> bool:
-        """Whether the time budget is over and there are rounds enough."""
-        return self.complete >= MIN_ROUNDS and time.monotonic() > self._bench.deadline_s
-
-    def begin_launch(self) -> None:
-        """The rounds to come are of new processes."""
-        self._launches.append([])
-
-    def add_round(self, order: list[str]) -> None:
-        """Time each engine once, in this order. A round that is not finished is no round."""
-        self._launches[-1].append({name: self._time(name) for name in order})
-
-    def drop_slow_rounds(self) -> None:
-        """Drop rounds that only what came after shows to have been disturbed.
-
-        By a probe that was faster than all before it; or because all engines were slower at once than in
-        their better rounds, by something that the probe does not feel, such as a neighbour's use of the
-        memory.
-        """
-        if not self._bench.config.quiet.enforce or not self._rounds:
-            return
-        self._launches = [[one for one in rounds if self._is_quiet(one)] for rounds in self._launches]
-        if len(self._bench.names) > 1 and self._rounds:
-            usual_ns = {name: self._usual_ns(name) for name in self._bench.names}
-            self._launches = [
-                [one for one in rounds if not self._is_slow(one, usual_ns)] for rounds in self._launches
-            ]
-
-    def _usual_ns(self, name: str) -> float:
-        """The p50 of an engine's better rounds: the lower quartile."""
-        return float(np.quantile([self._p50(name, [one]) for one in self._rounds], 0.25))
-
-    def _is_slow(self, of_round: Round, usual_ns: Mapping[str, float]) -> bool:
-        least = min(self._p50(name, [of_round]) / usual for name, usual in usual_ns.items()) - 1
-        if slow := least > self._bench.config.quiet.max_round_slowdown:
-            for _ in _slices(of_round):
-                self._bench.watch.drop(["all engines were slower at once"])
-        return slow
-
-    def drop_odd_launch(self) -> None:
-        """Drop the launch in which the p50 of an engine differs most from that of the launches together."""
-        launches = [rounds for rounds in self._launches if rounds]
-
-        def oddness(rounds: list[Round]) -> float:
-            return max(
-                abs(float(np.log(self._p50(name, rounds) / self._p50(name, self._rounds))))
-                for name in self._bench.names
-            )
-
-        odd = max(launches, key=oddness)
-        self._launches = [rounds for rounds in launches if rounds is not odd]
-
-    def drifts(self) -> list[str]:
-        """In which engines the p50 changed in the course of the run, in words."""
-        limits = self._bench.config.quiet
-        return drifts(self.latencies(), limits) if limits.enforce else []
-
-    def objections(self) -> str:
-        """Why the rounds together may not be quoted; empty if they may."""
-        config = self._bench.config
-        if not config.quiet.enforce:
-            return ""
-        reference = config.reference if config.reference in self._bench.names else self._bench.names[0]
-        disagreeing = disagreements(
-            self.latencies(), self.rounds_of_launches, config.quiet, reference=reference
-        )
-        return "; ".join([*self.drifts(), *disagreeing])
-
-    def _p50(self, name: str, rounds: list[Round]) -> float:
-        return float(
-            np.median([latency_ns for one in rounds for latency_ns in one[name][1][0]["latency_ns"]])
-        )
-
-    def _is_quiet(self, of_round: Round) -> bool:
-        watch = self._bench.watch
-        causes = [watch.disturbances(seen) for _, seen in _slices(of_round)]
-        for found in filter(None, causes):
-            watch.drop(found)
-        return not any(causes)
-
-    @property
-    def _rounds(self) -> list[Round]:
-        return [one for rounds in self._launches for one in rounds]
-
-    def latencies(self) -> Latencies:
-        """Milliseconds of all requests of the complete rounds."""
-        return self._collect("latency_ns", 1e-6)
-
-    def device_latencies(self) -> Latencies:
-        """Milliseconds on the GPU, of the engines that ran there on a stream that we know."""
-        return {name: of_batch for name, of_batch in self._collect("device_ms", 1.0).items() if of_batch}
-
-    def probe_spread(self) -> float | None:
-        """How much longer the probe took beside the worst of the slices that count than at its best.
-
-        None where none counts.
-        """
-        slices = [seen for of_round in self._rounds for _, seen in _slices(of_round)]
-        return max((self._bench.watch.slowdown(seen) for seen in slices), default=None)
-
-    def _time(self, name: str) -> dict[int, tuple[dict[str, Any], Slice]]:
-        return {
-            batch: self._bench.take(
-                name, "time", f"being timed at batch {batch}", batch=batch, requests=count
-            )
-            for batch, count in self._bench.launches[name].requests.items()
-        }
-
-    def _collect(self, key: str, scale: float) -> Latencies:
-        collected: Latencies = {}
-        for name in self._bench.names:
-            by_batch = {
-                batch: [of_round[name][batch][0][key] for of_round in self._rounds]
-                for batch in sorted(self._bench.launches[name].requests)
-            }
-            collected[name] = {
-                batch: np.asarray(replies) * scale for batch, replies in by_batch.items() if all(replies)
-            }
-        return collected
-
-
-def _slices(of_round: Round) -> Iterator[tuple[dict[str, Any], Slice]]:
-    for of_engine in of_round.values():
-        yield from of_engine.values()
+def _schedule(config: BenchmarkConfig) -> list[int]:
+    """The batch sizes of a few rounds: every other one is at batch 1, of which most is asked."""
+    others = [batch for batch in batch_sizes(config) if batch != 1]
+    return [batch for other in others for batch in (1, other)] or [1]
 
 
 def round_orders(names: list[str], *, seed: int) -> Iterator[list[str]]:

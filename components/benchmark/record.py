@@ -13,15 +13,16 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from pydantic import Field, JsonValue, ValidationError
+from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from components import regular_files
-from components.benchmark.stage import BenchmarkConfig
+from components.benchmark.stage import BenchmarkConfig, Quiet
 from components.contract import Config
 from components.errors import ConfigInvalid
 from components.measurements import (
     ConcurrencyFigures,
     EngineFigures,
+    EngineSettings,
     Interval,
     MeasurementsSpec,
     OutputComparison,
@@ -29,13 +30,13 @@ from components.measurements import (
 )
 
 if TYPE_CHECKING:
-    from components.benchmark.protocol import Latencies
+    from components.benchmark.rounds import Rounds
     from components.benchmark.timed import Timed
 
 RECORD, SAMPLES, TABLE, PAGE = "bench.json", "samples.npz", "bench.csv", "bench.html"
 _LARGEST_SAMPLES = 2 * 1024**3  # bytes, unpacked
 _LARGEST_RECORD = 64 * 1024**2
-_FEWEST_ROUNDS = 3  # that tell how rounds differ
+_RETIRED = ("requests_per_round", "images_per_round")
 _ELSEWHERE = "not measured: it runs on a server"
 
 
@@ -49,6 +50,7 @@ class SubjectRecord(Config):
     kind: str
     known: dict[str, JsonValue]
     device: str = "cpu"
+    settings: EngineSettings | None = None  # None of versions before
     cold_start_ms: tuple[float, ...] = ()
     load_ms: tuple[float, ...] = ()
     peak_rss_bytes: int = 0
@@ -76,6 +78,17 @@ class BenchRecord(Config):
         default_factory=dict
     )  # of each subject, beside the reference's
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_versions_before(cls, given: Any) -> Any:
+        """Without the settings of the benchmark that only versions before had."""
+        config = given.get("config") if isinstance(given, dict) else None
+        if not isinstance(config, dict):
+            return given
+        kept = {key: value for key, value in config.items() if key not in _RETIRED}
+        limits = {key: value for key, value in kept.get("quiet", {}).items() if key in Quiet.model_fields}
+        return {**given, "config": {**kept, "quiet": limits}}
+
 
 def subject_record(name: str, kind: str, known: Mapping[str, Any], timed: Timed) -> SubjectRecord:
     """What was told of the subject `name`. Of one that runs elsewhere, our own process tells nothing."""
@@ -84,6 +97,7 @@ def subject_record(name: str, kind: str, known: Mapping[str, Any], timed: Timed)
         "kind": kind,
         "known": known,
         "device": launches.device,
+        "settings": timed.settings[name],
         "scenarios": timed.scenarios.get(name, ()),
         "concurrency": timed.concurrency.get(name, ()),
     }
@@ -100,45 +114,48 @@ def subject_record(name: str, kind: str, known: Mapping[str, Any], timed: Timed)
     )
 
 
-def analysed(record: BenchRecord, latencies: Latencies) -> BenchRecord:
-    """`record` with the figures that follow from `latencies`; none where the measurement is invalid."""
+def analysed(record: BenchRecord, rounds: Rounds) -> BenchRecord:
+    """`record` with the figures that follow from `rounds`."""
     from components.benchmark.figures import timings
+    from components.benchmark.paired import AtBatch1, pairs
     from components.benchmark.protocol import Launches
     from components.benchmark.resources import Energy, resource_figures
 
-    config = record.config
+    config, names = record.config, list(record.subjects)
+    conditions = record.measurements.conditions
+    timed = timings(rounds, config, names, fastest_fp32="", busy=conditions.busy)
     engines = {}
-    if not record.measurements.invalid:
-        batches = tuple(sorted(set(config.batch_sizes)))
-        timed = timings(
-            latencies,
-            batch_sizes=batches,
-            reference=config.reference,
-            fastest_fp32="",
-            launches=record.measurements.rounds_of_launches,
+    for name, subject in record.subjects.items():
+        launches = Launches(
+            cold_start_ms=list(subject.cold_start_ms),
+            load_ms=list(subject.load_ms),
+            peak_rss_bytes=subject.peak_rss_bytes,
+            device_memory_bytes=subject.device_memory_bytes,
         )
-        for name, subject in record.subjects.items():
-            launches = Launches(
-                cold_start_ms=list(subject.cold_start_ms),
-                load_ms=list(subject.load_ms),
-                peak_rss_bytes=subject.peak_rss_bytes,
-                device_memory_bytes=subject.device_memory_bytes,
-            )
-            energy = Energy(subject.energy_mj_per_request, subject.energy_source)
-            resources = resource_figures(launches, energy, timed[name]["throughput"], config.price_per_hour)
-            engines[name] = EngineFigures.model_validate(
-                {
-                    "status": "measured",
-                    **subject.known,
-                    **timed[name],
-                    "resources": resources,
-                    "scenarios": subject.scenarios,
-                    "concurrency": subject.concurrency,
-                }
-            )
-    return record.model_copy(
-        update={"measurements": record.measurements.model_copy(update={"engines": engines})}
-    )
+        energy = Energy(subject.energy_mj_per_request, subject.energy_source)
+        resources = resource_figures(launches, energy, timed[name]["throughput"], config.price_per_hour)
+        known = "latency_ms_p50" in timed[name]
+        engines[name] = EngineFigures.model_validate(
+            {
+                "status": "measured" if known else "not measured",
+                "reason": "" if known else conditions.busy,
+                **subject.known,
+                **timed[name],
+                "settings": subject.settings,
+                "resources": resources,
+                "scenarios": subject.scenarios,
+                "concurrency": subject.concurrency,
+            }
+        )
+    at_1 = AtBatch1.of(rounds, names)
+    found = {
+        "engines": engines,
+        "pairs": pairs(rounds, names),
+        "states": at_1.states if rounds.states() else (),
+        "rounds": len(at_1.state),
+        "rounds_of_launches": tuple(at_1.launches),
+    }
+    return record.model_copy(update={"measurements": record.measurements.model_copy(update=found)})
 
 
 # ------------------------------------------------------------------------------------------ reading a folder
@@ -173,15 +190,14 @@ def read_again(folder: Path) -> BenchRecord:
     Raises ConfigInvalid if the samples are not there, or not those of the record.
     """
     record = read_record(folder)
-    if record.measurements.invalid:
+    file = folder / SAMPLES if folder.is_dir() else folder.with_name(SAMPLES)
+    if not record.measurements.rounds and not file.exists():  # one of a version that kept none of them
         return record
-    return analysed(
-        record, _read_latencies(folder / SAMPLES if folder.is_dir() else folder.with_name(SAMPLES), record)
-    )
+    return analysed(record, _read_rounds(file, record))
 
 
-def _read_latencies(file: Path, record: BenchRecord) -> Latencies:
-    import numpy as np
+def _read_rounds(file: Path, record: BenchRecord) -> Rounds:
+    from components.benchmark.samples import read_samples
 
     batches = sorted({1, *record.config.batch_sizes})
     why = regular_files.problem(file)
@@ -192,36 +208,29 @@ def _read_latencies(file: Path, record: BenchRecord) -> Latencies:
             unpacked = sum(entry.file_size for entry in archive.infolist())
         if unpacked > _LARGEST_SAMPLES:
             raise ConfigInvalid(f"{file} is too large", why=f"{unpacked:,} bytes unpacked")
-        with np.load(file, allow_pickle=False) as arrays:
-            latencies = {
-                name: {batch: arrays[f"{name}@{batch}"] for batch in batches} for name in record.subjects
-            }
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        rounds = read_samples(file, list(record.subjects), batches, record.measurements.rounds_of_launches)
+    except (OSError, ValueError, IndexError, EOFError, zipfile.BadZipFile) as error:
         raise ConfigInvalid(f"the samples in {file} cannot be read", why=str(error)) from None
     except KeyError as error:
         raise ConfigInvalid(f"{file} lacks samples of {RECORD}", why=str(error.args[0])) from None
-    _check_latencies(latencies, record, file)
-    return latencies
+    _check_rounds(rounds, record, file)
+    return rounds
 
 
-def _check_latencies(latencies: Latencies, record: BenchRecord, file: Path) -> None:
+def _check_rounds(rounds: Rounds, record: BenchRecord, file: Path) -> None:
     """Raise ConfigInvalid unless all are positive milliseconds of as many rounds as the record says."""
     import numpy as np
 
-    rounds, launches = record.measurements.rounds, record.measurements.rounds_of_launches
-    if (
-        record.config.reference not in latencies
-        or rounds < _FEWEST_ROUNDS
-        or sum(launches) not in (0, rounds)
-    ):
+    if record.config.reference not in record.subjects or len(rounds.at(1)) != record.measurements.rounds:
         raise ConfigInvalid(f"{file.with_name(RECORD)} contradicts itself")
-    for name, of_batch in latencies.items():
-        for batch, latency_ms in of_batch.items():
-            fits = latency_ms.ndim == 2 and latency_ms.dtype == np.float64 and len(latency_ms) == rounds
-            if not fits or not latency_ms.size or not (np.isfinite(latency_ms) & (latency_ms > 0)).all():
+    for one in rounds.all:
+        for name, latency_ms in one.latency_ms.items():
+            there = latency_ms.ndim == 1 and latency_ms.dtype == np.float64 and latency_ms.size > 0
+            known = latency_ms[~np.isnan(latency_ms)] if there else latency_ms
+            if not there or not known.size or not (np.isfinite(known) & (known > 0)).all():
                 raise ConfigInvalid(
                     f"the samples in {file} are not latencies",
-                    why=f"{name} at batch {batch}: {latency_ms.dtype} {latency_ms.shape}",
+                    why=f"{name} at batch {one.batch}: {latency_ms.dtype} {latency_ms.shape}",
                 )
 
 

@@ -2,19 +2,17 @@
 
 Requests of a round share its disturbances, so the uncertainty of a figure is read from how its rounds differ,
 not from the number of requests. Rounds of one launch of an engine share what its process happened to get, so
-where there were at least 5 launches these are compared instead; `launches` says how many rounds each had, in
+where there were at least 3 launches these are compared instead; `launches` says how many rounds each had, in
 order, and is empty where there was one. What a round or launch does to a figure is its influence: how far it
-alone moves the figure. Three things follow:
+alone moves the figure. Two things follow:
 
-* A ratio of two engines is paired: its influences are differences, round by round, and what slowed a whole
-  round of both cancels.
-* A figure is the mean over the run, so a straight line in the influences is no noise and is taken out of them
-  (for one degree of freedom); a drift is told by `components.benchmark.drift`, not by wider intervals.
+* A ratio of two engines is paired: a ratio for each round, and what slowed a whole round of both cancels.
 * Few rounds or launches know little about their own spread, which Student's t allows for.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from statistics import NormalDist
 from typing import TYPE_CHECKING
@@ -27,7 +25,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
-_LEAST_LAUNCHES = 5  # fewer say too little about how they differ
+_LEAST_LAUNCHES = 3  # fewer say too little about how they differ
 _RARE = 0.9  # beyond this level so few requests of a round lie that they hardly show how rounds differ
 
 
@@ -47,34 +45,42 @@ def samples_needed(level: float, *, confidence: float = 0.99) -> int:
 def quantile(samples: NDArray[np.float64], level: float, launches: Sequence[int] = ()) -> Interval:
     """The nearest-rank quantile `level` of all `samples` (at least 5 rounds, requests) with its interval.
 
+    Samples that are NaN do not count; each round has some that do.
+
     Woodruff's interval (1952, JASA 47:635-646) for samples in clusters: an interval of the share that lies
     beyond the estimate, carried back through the sample's own quantiles. It needs no density, is as skewed as
     the tail is, and spans a gap between two modes. The share's interval is Wilson's, with the sample's size
     divided by the design effect and z replaced by t (Franco et al. 2019, J. Surv. Stat. Methodol. 7:334-364).
     Requests are whole, so it is corrected for continuity (Newcombe 1998, Statist. Med. 17:857-872, method 4).
     """
-    ordered = np.sort(samples, axis=None)
+    ordered = _ordered(samples)
     value = _nearest_rank(ordered, level)
     t = student_t(0.5 + CONFIDENCE / 2, _degrees(len(samples), launches))
-    effective = ordered.size / max(_design_effect(samples, ordered, level, launches), 1e-9)
+    # An effect below that of independent requests is luck: nothing makes rounds more alike than chance does.
+    effective = ordered.size / max(_design_effect(samples, ordered, level, launches), 1.0)
     beyond = _score_interval(1 - level, effective, t, corrected=True)
     low, high = (_interpolated(ordered, 1 - share) for share in (beyond.high, beyond.low))
     return Interval(value=value, low=min(low, value), high=max(high, value))
 
 
-def ratio_of_quantiles(
-    numerator: NDArray[np.float64],
-    denominator: NDArray[np.float64],
-    level: float,
-    launches: Sequence[int] = (),
+def paired_ratio(
+    slower: NDArray[np.float64], faster: NDArray[np.float64], launches: Sequence[int] = ()
 ) -> Interval:
-    """`quantile(numerator)` over `quantile(denominator)`; round i of both met the same disturbances.
+    """The median over rounds of `slower` / `faster`, one figure a round each, (rounds,), at least 5.
 
-    Both (rounds, requests) with as many rounds. The interval is Woodruff's in its linear form (Francisco and
-    Fuller 1991, Ann. Statist. 19:454-469), on the logarithm, so that of 1 / ratio is it turned over.
+    Both figures of a round met the same machine, so what they have in common drops out of their ratio.
     """
-    value = quantile(numerator, level).value / quantile(denominator, level).value
-    return _around(value, _log_influences(numerator, level) - _log_influences(denominator, level), launches)
+    ratios = slower / faster
+    return quantile(ratios[:, None], 0.5, launches)
+
+
+def mixture(parts: Sequence[tuple[float, Interval]]) -> Interval:
+    """The geometric mean of independent positive figures, each with its share; the shares add up to 1."""
+    log_value = sum(share * math.log(part.value) for share, part in parts)
+    down = math.hypot(*(share * math.log(part.value / part.low) for share, part in parts))
+    up = math.hypot(*(share * math.log(part.high / part.value) for share, part in parts))
+    value = math.exp(log_value)
+    return Interval(value=value, low=value * math.exp(-down), high=value * math.exp(up))
 
 
 def rate(amount_per_request: float, seconds: NDArray[np.float64], launches: Sequence[int] = ()) -> Interval:
@@ -89,14 +95,10 @@ def wilson(share: float, trials: int) -> Interval:
 
 
 def student_t(level: float, degrees: int) -> float:
-    """The quantile `level` of Student's t, by its expansion in 1 / `degrees` (Abramowitz & Stegun 26.7.5)."""
-    z = NormalDist().inv_cdf(level)
-    return (
-        z
-        + (z**3 + z) / (4 * degrees)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees**3)
-    )
+    """The quantile `level` of Student's t."""
+    from scipy import special  # what of scipy is quick to import
+
+    return float(special.stdtrit(degrees, level))
 
 
 # ------------------------------------------------------------------------------------- how the rounds differ
@@ -108,18 +110,16 @@ def _compared(rounds: int, launches: Sequence[int]) -> NDArray[np.int64]:
 
 
 def _degrees(rounds: int, launches: Sequence[int]) -> int:
-    """Degrees of freedom that are left of what is compared without its mean and its straight line."""
-    return len(_compared(rounds, launches)) - 2
+    """Degrees of freedom that are left of what is compared without its mean."""
+    return len(_compared(rounds, launches)) - 1
 
 
 def _variance_of_mean(influences: NDArray[np.float64], launches: Sequence[int]) -> float:
-    """The variance of the mean of `influences` (rounds,), their straight line over the run taken out."""
+    """The variance of the mean of `influences` (rounds,)."""
     sizes = _compared(len(influences), launches)
     weights = sizes / sizes.sum()
     means = np.add.reduceat(influences, np.cumsum(sizes) - sizes) / sizes
-    time = np.arange(len(sizes)) - weights @ np.arange(len(sizes))
-    centred = means - weights @ means
-    residuals = centred - time * ((weights * time) @ centred) / ((weights * time) @ time)
+    residuals = means - weights @ means
     return float(((weights * residuals) ** 2).sum()) * len(sizes) / _degrees(len(influences), launches)
 
 
@@ -143,37 +143,19 @@ def _design_effect(
 
     def effect(at: float) -> float:
         shares = _shares_beyond(samples, _nearest_rank(ordered, at))
-        return _variance_of_mean(shares, launches) * samples.size / (at * (1 - at))
+        return _variance_of_mean(shares, launches) * ordered.size / (at * (1 - at))
 
     return 0.75 * effect(level) + 0.25 * effect(_RARE) if level > _RARE else effect(level)
 
 
+def _ordered(samples: NDArray[np.float64]) -> NDArray[np.float64]:
+    return np.sort(samples[np.isfinite(samples)])
+
+
 def _shares_beyond(samples: NDArray[np.float64], value: float) -> NDArray[np.float64]:
     """The share of each round's requests that is larger than `value`."""
-    shares: NDArray[np.float64] = (samples > value).mean(axis=1)
+    shares: NDArray[np.float64] = (samples > value).sum(axis=1) / np.isfinite(samples).sum(axis=1)
     return shares
-
-
-def _log_influences(samples: NDArray[np.float64], level: float) -> NDArray[np.float64]:
-    """How far each round alone moves the logarithm of the quantile `level`, (rounds,).
-
-    More requests beyond it than there should be move it up, by the slope of the sample's quantiles there.
-    """
-    ordered = np.sort(samples, axis=None)
-    reach = _bandwidth(level, ordered.size)
-    below, above = max(level - reach, 0.0), min(level + reach, 1.0)
-    rise = np.log(_interpolated(ordered, above) / _interpolated(ordered, below))
-    shares = _shares_beyond(samples, _nearest_rank(ordered, level))
-    influences: NDArray[np.float64] = rise / (above - below) * (shares - shares.mean())
-    return influences
-
-
-def _bandwidth(level: float, samples: int) -> float:
-    """How far to both sides of `level` the slope of quantiles is taken (Hall, Sheather 1988, JRSS B 50)."""
-    normal = NormalDist()
-    z = normal.inv_cdf(level)
-    peak = 1.5 * normal.pdf(z) ** 2 / (2 * z**2 + 1)
-    return float((normal.inv_cdf(0.5 + CONFIDENCE / 2) ** 2 * peak / samples) ** (1 / 3))
 
 
 def _score_interval(share: float, trials: float, z: float, *, corrected: bool = False) -> Interval:

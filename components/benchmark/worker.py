@@ -19,21 +19,29 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
+from components.benchmark.run_queue import RunQueue
 from components.benchmark.subjects import AnySubject, Opened
 from components.process import peak_rss_bytes, serve
 
-_SETTLING_NS = 20_000_000  # an engine of 20 us reaches its speed after some 20 requests, a slow one at once
+_SETTLING_NS = 5_000_000  # an engine of 20 us reaches its speed after some 20 requests, a slow one at once
+_READING_NS = 500_000  # between two readings of the run queues, some microseconds each
 _NO_OP_REQUESTS = 1000
 _MOST_CLIENTS = 256
 
 Predict = Callable[[Any], Any]
+Reading = tuple[int, int, int]  # ns of the clock; ns that the threads had waited; how often one got a CPU
 
 
 class Engine:
     """An opened subject and its requests. Its public methods are what a worker can be asked."""
 
     def load(
-        self, subject: dict[str, Any], inputs: str, batch_sizes: list[int], threads: int
+        self,
+        subject: dict[str, Any],
+        inputs: str,
+        batch_sizes: list[int],
+        threads: int,
+        spinning: bool | None = None,
     ) -> dict[str, Any]:
         """Open `subject`, take its first answer, check it, and prepare requests of the arrays in `inputs`.
 
@@ -45,7 +53,7 @@ class Engine:
         with np.load(inputs, allow_pickle=False) as file:
             arrays = {name: np.ascontiguousarray(file[name]) for name in file.files}
         begun_ns = time.perf_counter_ns()
-        opened = chosen.open(threads=threads)
+        opened = chosen.open(threads=threads, spinning=spinning)
         loaded_ns = time.perf_counter_ns()
         opened.predict(_requests(opened, arrays, 1)[0])
         answered_ns = time.perf_counter_ns()
@@ -77,15 +85,25 @@ class Engine:
         return {"latency_ms": min(latencies_ms)}
 
     def time(self, batch: int, requests: int) -> dict[str, Any]:
-        """Latencies in nanoseconds of `requests` predictions at `batch`.
+        """Latencies of `requests` predictions at `batch`, back to back, and who waited for a CPU meanwhile.
 
-        On a GPU also the milliseconds between two events on the engine's stream, around each prediction.
+        Times are nanoseconds of the machine's monotonic clock; `readings` are rows of when, how long the
+        threads of this process had waited by then, and how often one of them had got a CPU. On a GPU also
+        the milliseconds between two events on the engine's stream, around each prediction.
         """
-        started_ns, finished_ns = time_requests(self._predict, self._inputs[batch], requests)
+        with RunQueue() as queue:
+            started_ns, finished_ns, readings = time_requests(
+                self._predict, self._inputs[batch], requests, queue
+            )
         device_ms: list[float] = []
         if self._stream is not None:
             device_ms = _device_ms(self._predict, self._inputs[batch], requests, self._stream)
-        return {"latency_ns": (finished_ns - started_ns).tolist(), "device_ms": device_ms}
+        return {
+            "started_ns": started_ns.tolist(),
+            "finished_ns": finished_ns.tolist(),
+            "readings": readings,
+            "device_ms": device_ms,
+        }
 
     def run_for(self, batch: int, seconds: float) -> dict[str, Any]:
         """Predict for so many seconds, untimed; answers how many requests that were."""
@@ -98,7 +116,7 @@ class Engine:
 
     def one_by_one(self, batch: int, requests: int) -> dict[str, Any]:
         """Latencies in nanoseconds of so many predictions at `batch`, and the seconds of all together."""
-        started_ns, finished_ns = time_requests(self._predict, self._inputs[batch], requests)
+        started_ns, finished_ns, _ = time_requests(self._predict, self._inputs[batch], requests)
         return {
             "latency_ns": (finished_ns - started_ns).tolist(),
             "seconds": float(finished_ns[-1] - started_ns[0]) / 1e9,
@@ -162,29 +180,47 @@ class _Inputs(dict[int, Iterator[Any]]):
 
 
 def time_requests(
-    predict: Predict, inputs: Iterator[Any], requests: int
-) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    predict: Predict, inputs: Iterator[Any], requests: int, queue: RunQueue | None = None
+) -> tuple[NDArray[np.int64], NDArray[np.int64], list[Reading]]:
     """When each of `requests` inputs was given to `predict`, back to back, and when it was done, in ns.
 
-    Before that `predict` runs, through the very same code, until a CPU that slept has settled.
+    Before that `predict` runs, through the very same code, until a CPU that slept has settled. The readings
+    of `queue` are from before the first request, between some, and after the last.
     """
     timed = list(itertools.islice(inputs, requests))
     started_ns, finished_ns = (array("q", bytes(8 * requests)) for _ in range(2))
     settled_ns = time.perf_counter_ns() + _SETTLING_NS
     while time.perf_counter_ns() < settled_ns:
-        _stamp(predict, timed[:1], started_ns, finished_ns)
-    _stamp(predict, timed, started_ns, finished_ns)
-    return np.asarray(started_ns), np.asarray(finished_ns)
+        _stamp(predict, timed[:1], started_ns, finished_ns, queue)
+    readings = _stamp(predict, timed, started_ns, finished_ns, queue)
+    return np.asarray(started_ns), np.asarray(finished_ns), readings
 
 
 def _stamp(
-    predict: Predict, inputs: list[Any], started_ns: MutableSequence[int], finished_ns: MutableSequence[int]
-) -> None:
+    predict: Predict,
+    inputs: list[Any],
+    started_ns: MutableSequence[int],
+    finished_ns: MutableSequence[int],
+    queue: RunQueue | None,
+) -> list[Reading]:
     clock = time.perf_counter_ns
+    readings: list[Reading] = []
+
+    def read() -> int:
+        """Read the queue, and say when to do so again."""
+        now_ns = clock()
+        readings.append((now_ns, *queue.read()) if queue else (now_ns, 0, 0))
+        return now_ns + _READING_NS
+
+    due_ns = read()
     for index, request in enumerate(inputs):
         started_ns[index] = clock()
         predict(request)
-        finished_ns[index] = clock()
+        finished_ns[index] = finished = clock()
+        if finished > due_ns:
+            due_ns = read()
+    read()
+    return readings
 
 
 def _device_ms(predict: Predict, inputs: Iterator[Any], requests: int, stream: Any) -> list[float]:
@@ -203,7 +239,7 @@ def _device_ms(predict: Predict, inputs: Iterator[Any], requests: int, stream: A
 
 def _harness_us(inputs: Iterator[Any]) -> float:
     """Microseconds from one request to the next where predicting takes no time."""
-    started_ns, _ = time_requests(lambda _: None, inputs, _NO_OP_REQUESTS)
+    started_ns, _, _ = time_requests(lambda _: None, inputs, _NO_OP_REQUESTS)
     return float(np.median(np.diff(started_ns))) / 1e3
 
 

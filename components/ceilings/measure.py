@@ -57,7 +57,12 @@ def measure(config: CeilingsConfig, out: Output) -> Result[CeilingsSpec]:
         for index, probe in enumerate(probes)
     ]
     (out.path / "samples.json").write_text(json.dumps(samples, indent=0))
-    return Result(spec, _metrics(spec, threads))
+    return Result(spec, _metrics(spec, threads), incomplete=_incomplete(spec))
+
+
+def _incomplete(spec: CeilingsSpec) -> str:
+    """Which ceilings of the machine are not known yet; empty if all are that it has."""
+    return f"not stable on a busy machine: {spec.not_stable}" if spec.not_stable else ""
 
 
 def _probes(

@@ -36,7 +36,10 @@ class CeilingsConfig(Config):
 
 
 def run(config: CeilingsConfig, *, out: Output) -> Result[CeilingsSpec]:
-    """Measure the ceilings of this machine; `samples.json` has the rate of every point in every round."""
+    """Measure the ceilings of this machine; `samples.json` has the rate of every point in every round.
+
+    Where a ceiling is not stable the result is incomplete: it is used, and measured again the next time.
+    """
     from components.ceilings.measure import measure
 
     return measure(config, out)

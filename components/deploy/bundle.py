@@ -193,11 +193,13 @@ def _bundle_json(contents: Contents, bundle: Path) -> dict[str, Any]:
         "engine": spec.model_dump(mode="json") | {"target": _without_paths(spec.target)},
         "file": contents.file,
         "providers": _providers(contents),
+        "settings": contents.settings.model_dump(mode="json") if contents.settings else None,
         "inputs": [{"name": spec.input.name, "datatype": "FP32", "shape": (-1, *spec.input.shape_chw)}],
         "outputs": [{"name": OUTPUT, "datatype": "FP32", "shape": (-1, len(spec.class_names))}],
         "golden": {**GOLDEN, "tolerance": contents.config.tolerance},
         "golden_pictures": GOLDEN_PICTURES if contents.pictures else None,
         "measured": contents.decision.figures.model_dump(mode="json"),
+        "unverified": contents.decision.unverified,
         "files": _digests(bundle),
     }
 
@@ -261,7 +263,7 @@ def _of_pictures(contents: Contents) -> tuple[str, ...]:
 def _open(contents: Contents, bundle: Path, threads: int) -> Session:
     """The engine in the bundle, by its target's own loader, on the hardware it is bound to."""
     target = TARGETS[contents.target].model_validate(_without_paths(contents.spec.target))
-    return target.load(bundle / contents.engine_folder, contents.spec, threads=threads)
+    return target.load(bundle / contents.engine_folder, contents.spec, threads=threads, spinning=False)
 
 
 def _verify_by_target(contents: Contents, session: Session, bundle: Path) -> tuple[str, ...]:

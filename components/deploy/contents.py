@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from components.artifacts import Artifact, EngineSpec, PictureSpec, RegistrationSpec
 from components.deploy.stage import DeployConfig
 from components.goals import DecisionRecord
+from components.measurements import EngineSettings
 
 SCRIPT = "bundle.py"
 GOLDEN = {"images": "golden_images_nhwc.npy", "x": "golden_x_nchw.npy", "logits": "golden_logits.npy"}
@@ -31,6 +32,11 @@ class Contents:
     def spec(self) -> EngineSpec:
         """The engine's description."""
         return self.engine.spec
+
+    @property
+    def settings(self) -> EngineSettings | None:
+        """What the engine was measured with; None if it was not, or runs on a GPU and not on threads."""
+        return None if self.runs_on_gpu else self.decision.figures.settings
 
     @property
     def pictures(self) -> PictureSpec | None:

@@ -15,6 +15,7 @@ from components.deploy.contents import (
     TRITON_SCRIPT,
     Contents,
 )
+from components.goals import COMPLETION
 from components.measurements import Interval
 
 
@@ -22,7 +23,7 @@ def readme(contents: Contents) -> str:
     """The text of README.md. Its Python snippets run as they stand, in the bundle's folder."""
     ways = [_in_python(contents), _on_a_server(contents), _from_the_registry(contents)]
     numbered = [f"## {number}. {way}" for number, way in enumerate((way for way in ways if way), 1)]
-    return "\n".join([_head(contents), _on_pictures(contents), *numbered])
+    return "\n".join([_head(contents), *_on_doubts(contents), _on_pictures(contents), *numbered])
 
 
 def _head(contents: Contents) -> str:
@@ -34,6 +35,7 @@ def _head(contents: Contents) -> str:
         ("takes", f"images of {height} x {width} with {channels} channel{'s' * (channels > 1)}, uint8"),
         ("gives", f"{len(spec.class_names)} logits, in the order of `class_names` in preprocessing.json"),
         ("top-1 accuracy", _figure(figures.accuracy_top1, "")),
+        *_settings(contents),
         ("latency p50, batch 1", _figure(figures.latency_ms_p50, " ms")),
         ("latency p99, batch 1", _figure(figures.latency_ms_p99, " ms")),
     ]
@@ -46,12 +48,34 @@ def _head(contents: Contents) -> str:
 |---|---|
 {table}
 
-Latencies hold for the machine they were measured on. Chosen: {contents.decision.reason}.
+Latencies hold for the machine and the settings they were measured with. Chosen: {contents.decision.reason}.
 
 `preprocessing.json` says how pixels become the network's input, `bundle.json` what a server needs to know
 and the SHA-256 of every file, `{GOLDEN["images"]}` and `{GOLDEN["logits"]}` are sample images and the answers
 to expect.
 {_self_check(contents)}"""
+
+
+def _on_doubts(contents: Contents) -> list[str]:
+    """What is not known of the engine, and what completes it; nothing where all is."""
+    decision = contents.decision
+    doubts = [
+        f"**Not verified:** {'; '.join(decision.unverified)}." if decision.unverified else "",
+        f"**Not decided:** {decision.undecided}." if decision.undecided else "",
+    ]
+    said = " ".join(doubt for doubt in doubts if doubt)
+    if not said:
+        return []
+    said += f" `{COMPLETION}`, RUN being the run that made this bundle, completes the measurement."
+    if decision.unverified and contents.target in TRITON_PLATFORMS:
+        said += f" `{TRITON_SCRIPT}` refuses to place it until then, unless it is given `--unverified`."
+    return [f"{textwrap.fill(said, 110)}\n"]
+
+
+def _settings(contents: Contents) -> list[tuple[str, str]]:
+    if contents.runs_on_gpu:
+        return []
+    return [("settings", str(contents.settings or "not measured: those of its runtime's default"))]
 
 
 def _figure(interval: Interval | None, unit: str) -> str:
@@ -131,6 +155,7 @@ images_nhwc = read(pathlib.Path("photo.jpg"), facts)[None]
 def _in_python(contents: Contents) -> str:
     if contents.is_standalone:
         return _in_python_alone(contents)
+    threads = contents.settings.threads if contents.settings else 1
     return f"""\
 In Python
 
@@ -146,7 +171,7 @@ from components.targets import TARGETS
 
 spec = EngineSpec.model_validate(json.loads(Path("bundle.json").read_text())["engine"])
 target = TARGETS[spec.target["target"]].model_validate(spec.target)
-session = target.load(Path("{contents.engine_folder}"), spec, threads=1)
+session = target.load(Path("{contents.engine_folder}"), spec, threads={threads})
 images_nhwc = np.load("{GOLDEN["images"]}")  # or yours
 logits = session.predict(to_x_nchw(images_nhwc, spec.input))
 print([spec.class_names[row] for row in logits.argmax(axis=1)])
@@ -156,7 +181,6 @@ print([spec.class_names[row] for row in logits.argmax(axis=1)])
 
 def _in_python_alone(contents: Contents) -> str:
     spec = contents.spec
-    provider = "CUDAExecutionProvider" if contents.runs_on_gpu else "CPUExecutionProvider"
     return f"""\
 In Python, with ONNX Runtime
 
@@ -168,7 +192,7 @@ import numpy as np, onnxruntime
 how = json.load(open("preprocessing.json"))
 images_nhwc = np.load("{GOLDEN["images"]}")  # or yours
 x = (images_nhwc / np.float32(255) - np.float32(how["mean"])) / np.float32(how["std"])
-session = onnxruntime.InferenceSession("{contents.file}", providers=["{provider}"])
+{_session(contents)}
 [logits] = session.run(["{OUTPUT}"], {{"{spec.input.name}": np.ascontiguousarray(x.transpose(0, 3, 1, 2))}})
 print([how["class_names"][row] for row in logits.argmax(axis=1)])
 ```
@@ -176,6 +200,23 @@ print([how["class_names"][row] for row in logits.argmax(axis=1)])
 `{SCRIPT}` does the same and checks the files before it opens them: `python {SCRIPT} IMAGES.npy`, or
 `from bundle import Model`, `Model().predict(images_nhwc)`{_reads(contents)}.
 """
+
+
+def _session(contents: Contents) -> str:
+    """Python that opens the engine, with the settings it was measured with."""
+    provider = "CUDAExecutionProvider" if contents.runs_on_gpu else "CPUExecutionProvider"
+    lines, given = [], ""
+    if contents.settings:
+        lines = [
+            "options = onnxruntime.SessionOptions()",
+            f"options.intra_op_num_threads = {contents.settings.threads}",
+        ]
+        given = "options, "
+        if contents.settings.spinning is not None:
+            entry = f'"session.intra_op.allow_spinning", "{int(contents.settings.spinning)}"'
+            lines.append(f"options.add_session_config_entry({entry})")
+    opened = f'onnxruntime.InferenceSession("{contents.file}", {given}providers=["{provider}"])'
+    return "\n".join([*lines, f"session = {opened}"])
 
 
 def _reads(contents: Contents) -> str:
@@ -199,7 +240,7 @@ engine and its answers.
 
     docker run --rm -p 8000:8000{gpus} -v "$PWD/model_repository:/models:ro" \\
       "$TRITON_IMAGE" tritonserver --model-repository=/models
-
+{_threads_of_triton(contents)}
 To serve it beside other versions of the model, place it into the repository that the server has:
 
     python {TRITON_SCRIPT} REPOSITORY
@@ -233,6 +274,20 @@ logits = np.reshape(output["data"], output["shape"])
 print([how["class_names"][row] for row in logits.argmax(axis=1)])
 ```
 """
+
+
+def _threads_of_triton(contents: Contents) -> str:
+    """What `config.pbtxt` says of threads, and what it cannot say."""
+    settings = contents.settings
+    if contents.target != "onnx" or settings is None:
+        return ""
+    told = f"`config.pbtxt` gives the engine the {str(settings).partition(',')[0]} that it was measured with."
+    if settings.spinning is False:
+        told += (
+            " That its waiting threads sleep rather than spin cannot be said there: Triton's ONNX Runtime"
+            " backend has no parameter for it. They spin, and the latency is not the one above."
+        )
+    return f"\n{textwrap.fill(told, 110)}\n"
 
 
 def _which_versions(contents: Contents) -> str:

@@ -27,6 +27,7 @@ def run(
 ) -> Result[BundleSpec]:
     """Write the bundle of `engine`, as select wrote it and register registered it as `version`.
 
+    That of an engine that is not verified says so, and is placed on a server with --unverified only.
     Raises StageFailed if `version` is that of another engine, and GateFailed if the bundle does not answer
     its golden images as the engine did when it was exported.
     """

@@ -40,13 +40,24 @@ class BundleError(Exception):
 class Model:
     """The model of a bundle, its files checked."""
 
-    def __init__(self, folder: Path = HERE, *, threads: int = 1) -> None:
-        """Raises BundleError if a file is missing, changed, or not of the bundle."""
+    def __init__(self, folder: Path = HERE, *, threads: int = 0, spinning: bool | None = None) -> None:
+        """Open it with the settings it was measured with, or with those given.
+
+        threads: 0 for the measured ones, or ONNX Runtime's default where none were measured. spinning:
+        whether waiting threads spin, which answers sooner and keeps their CPUs busy.
+        Raises BundleError if a file is missing, changed, or not of the bundle.
+        """
         self.folder = folder
         self.bundle: dict[str, Any] = json.loads((folder / "bundle.json").read_text())
         check_files(folder, self.bundle["files"])
         self.preprocessing: dict[str, Any] = json.loads((folder / "preprocessing.json").read_text())
-        self._session = _open(folder / self.bundle["file"], self.bundle["providers"], threads)
+        measured = self.bundle["settings"] or {"threads": 0, "spinning": None}
+        self._session = _open(
+            folder / self.bundle["file"],
+            self.bundle["providers"],
+            threads or measured["threads"],
+            measured["spinning"] if spinning is None else spinning,
+        )
         self._input = self.bundle["inputs"][0]["name"]
         self._output = self.bundle["outputs"][0]["name"]
         self._check_signature()
@@ -194,9 +205,13 @@ def check_files(folder: Path, digests: dict[str, str]) -> None:
             raise BundleError(f"{name} does not belong to the bundle")
 
 
-def _open(file: Path, providers: list[Any], threads: int) -> onnxruntime.InferenceSession:
+def _open(
+    file: Path, providers: list[Any], threads: int, spinning: bool | None
+) -> onnxruntime.InferenceSession:
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
+    if spinning is not None:
+        options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spinning)))
     options.log_severity_level = 3
     named = [tuple(provider) if isinstance(provider, list) else provider for provider in providers]
     return onnxruntime.InferenceSession(file, options, providers=named)
@@ -238,6 +253,8 @@ def _run(arguments: list[str]) -> int:
         return 2
     warnings.simplefilter("ignore")  # Pillow's, of files that it reads anyway; the others are refused
     model = Model()
+    if model.bundle.get("unverified"):
+        _log.warning("warning: not verified: %s", "; ".join(model.bundle["unverified"]))
     if not names:
         print(json.dumps(model.check()))
     status = 0

@@ -1,7 +1,8 @@
 """The model repository of NVIDIA Triton, which KServe's `onnx` runtime is as well.
 
 Layout and fields: https://docs.nvidia.com/deeplearning/triton-inference-server/user-guide/docs/
-(model_repository, model_configuration).
+(model_repository, model_configuration). The parameters of its ONNX Runtime backend, which has none for the
+spinning of threads: https://github.com/triton-inference-server/onnxruntime_backend#model-config-options.
 """
 
 from __future__ import annotations
@@ -32,5 +33,13 @@ instance_group [
   {{ count: 1 kind: {"KIND_GPU" if contents.runs_on_gpu else "KIND_CPU"} }}
 ]
 dynamic_batching {{ }}
-version_policy: {{ {_SERVED[contents.config.serve_versions]} }}
+{_threads(contents)}version_policy: {{ {_SERVED[contents.config.serve_versions]} }}
 """
+
+
+def _threads(contents: Contents) -> str:
+    """As many as the engine was measured with; without it ONNX Runtime takes one a core."""
+    if contents.target != "onnx" or contents.settings is None:
+        return ""
+    threads = contents.settings.threads
+    return f'parameters {{ key: "intra_op_thread_count" value: {{ string_value: "{threads}" }} }}\n'

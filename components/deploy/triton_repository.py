@@ -3,6 +3,7 @@
     python triton_repository.py REPOSITORY                 as the version it has in the model registry
     python triton_repository.py REPOSITORY --as-version N  as another one
 
+With --unverified also where a goal of its recipe was not checked, for want of a measurement.
 Needs nothing but Python. Nothing that is there is changed or replaced.
 """
 
@@ -18,6 +19,7 @@ from pathlib import Path
 
 HERE = Path(__file__).resolve().parent
 CONFIG = "config.pbtxt"
+_OPTIONS = "[--as-version N] [--unverified]"
 
 # What one config.pbtxt says for all versions of a model, and what of it a user may have tuned.
 _SHARED = {
@@ -28,19 +30,28 @@ _SHARED = {
     "output": r"output \[.*?\] ?\} ?\]",
     "kind": r"kind: \w+",
 }
+_THREADS = r'"intra_op_thread_count" value: \{ string_value: "(\d+)"'
 
 
 class Refused(Exception):
     """Why the model cannot be placed there, and what to do."""
 
 
-def place(bundle: Path, repository: Path, version: int | None = None) -> str:
+def place(
+    bundle: Path, repository: Path, version: int | None = None, *, allow_unverified: bool = False
+) -> str:
     """Add the model in `bundle` to `repository`; what was done, in one line.
 
     Raises Refused if that version is there with other content, if the versions there take or give something
-    else, or if a file of the bundle was changed.
+    else, if a file of the bundle was changed, or if the bundle is not verified.
     """
     told = json.loads((bundle / "bundle.json").read_text())
+    unverified = told.get("unverified")
+    if unverified and not allow_unverified:
+        raise Refused(
+            f"not verified: {'; '.join(unverified)}: complete the measurement with hpml bench RUN, RUN being"
+            " the run that made this bundle, or give --unverified"
+        )
     name = told["model_name"]
     number = version or told["model_version"]
     source = (bundle / told["file"]).parent
@@ -70,7 +81,7 @@ def place(bundle: Path, repository: Path, version: int | None = None) -> str:
 
 
 def _agree(there: Path, config: str) -> str:
-    """Compare what both configurations say for all versions; a note if the older versions will not be served.
+    """Compare what both configurations say for all versions; notes on what is otherwise than in the bundle.
 
     Raises Refused naming what differs.
     """
@@ -85,9 +96,14 @@ def _agree(there: Path, config: str) -> str:
                 f" ({of_them[0] if of_them else 'absent'}, here {of_us[0] if of_us else 'absent'}):"
                 " register this model under another name (registry.model_name), or edit that file first"
             )
-    if "version_policy" in found:
-        return ""
-    return f"; {there} has no version_policy, so Triton serves the highest version only"
+    notes = []
+    if "version_policy" not in found:
+        notes.append(f"; {there} has no version_policy, so Triton serves the highest version only")
+    of_them, of_us = re.search(_THREADS, found), re.search(_THREADS, ours)
+    if of_us and (not of_them or of_them[1] != of_us[1]):
+        said = of_them[1] if of_them else "no"
+        notes.append(f"; {there} says {said} intra_op_thread_count, this model was measured with {of_us[1]}")
+    return "".join(notes)
 
 
 def _digests(folder: Path) -> dict[str, str]:
@@ -118,16 +134,20 @@ def _copy(source: Path, target: Path, digests: dict[str, str], config: str) -> N
 
 def main() -> None:
     """The command line; the exit status is 2 for wrong arguments, 5 where the model was not placed."""
-    match sys.argv[1:]:
+    allow_unverified = "--unverified" in sys.argv[1:]
+    match [argument for argument in sys.argv[1:] if argument != "--unverified"]:
         case [repository]:
             version = None
         case [repository, "--as-version", number] if re.fullmatch("[1-9][0-9]{0,17}", number):
             version = int(number)
         case _:
-            print("usage: python triton_repository.py REPOSITORY [--as-version N]", file=sys.stderr)
+            print(
+                "usage: python triton_repository.py REPOSITORY [--as-version N] [--unverified]",
+                file=sys.stderr,
+            )
             raise SystemExit(2)
     try:
-        print(place(HERE, Path(repository), version))
+        print(place(HERE, Path(repository), version, allow_unverified=allow_unverified))
     except (Refused, OSError, KeyError, ValueError) as error:
         print(f"error: {error}", file=sys.stderr)
         raise SystemExit(5) from None

@@ -10,9 +10,9 @@ from typing import TYPE_CHECKING, cast
 import numpy as np
 
 from components import hardware
-from components.artifacts import Artifact, DatasetSpec, EngineSpec
+from components.artifacts import Artifact, DatasetSpec, EngineSpec, build_of
 from components.contract import Output, Result, validate
-from components.diagnose.facts import Facts, Peer
+from components.diagnose.facts import Facts, Peer, why_not_measured
 from components.diagnose.layers import Profile
 from components.diagnose.roofs import Device, Judged, Roofs, model_bound, share_of_roof, total
 from components.diagnose.rules import findings
@@ -22,6 +22,7 @@ from components.errors import HpmlError, Terminated
 from components.images import load_split, to_x_nchw
 from components.measurements import (
     CeilingsSpec,
+    CoreState,
     DiagnosisSpec,
     EngineDiagnosis,
     EngineFigures,
@@ -52,17 +53,22 @@ def examine(
     out: Output,
 ) -> Result[DiagnosisSpec]:
     """Diagnose all engines; see `components.diagnose.stage.run`."""
-    roofs: dict[Device, Roofs] = {}
+    roofs: dict[tuple[Device, int], Roofs] = {}
     diagnoses = {}
     notes = []
-    for index, (name, engine) in enumerate(engines.items()):
+    built = {
+        name: build_of(engine, measured.engines[name].variant) if name in measured.engines else engine
+        for name, engine in engines.items()
+    }
+    for index, (name, engine) in enumerate(built.items()):
         reason = _why_not(name, engine, measured)
         if not reason:
-            device = _device(engine.spec)
-            roofs.setdefault(device, Roofs(ceilings, threads=measured.threads, device=device))
+            device, threads = _device(engine.spec), threads_of(measured.engines[name], measured)
+            under = (device, threads if device == "cpu" else 1)
+            roofs.setdefault(under, Roofs(ceilings, threads=threads, device=device))
             try:
-                profile = _profiled(config, engine, measured.threads, data, out)
-                facts = facts_of(name, engines, measured, profile, roofs[device])
+                profile = _profiled(config, engine, threads, data, out)
+                facts = facts_of(name, built, measured, profile, roofs[under])
                 diagnoses[name] = diagnosis_of(facts, layers=config.layers)
                 notes += [f"{name}: {note}" for note in (*profile.notes, *above_roof(facts))]
             except Terminated:
@@ -96,10 +102,8 @@ def _why_not(name: str, engine: Artifact[EngineSpec], measured: MeasurementsSpec
     spec, figures = engine.spec, measured.engines.get(name)
     if spec.status != "built":
         return f"not built: {spec.reason}"
-    if measured.invalid:
-        return f"the measurement is invalid: {measured.invalid}"
     if figures is None or figures.latency_ms_p50 is None:
-        return "its latency at batch 1 was not measured"
+        return why_not_measured(figures, measured)
     target = spec.target["target"]
     if target == "tensorrt":
         return "" if GRAPH in engine.manifest.files else f"it holds no {GRAPH}; export it again"
@@ -110,6 +114,11 @@ def _why_not(name: str, engine: Artifact[EngineSpec], measured: MeasurementsSpec
     if _device(spec) != "cpu":
         return f"it runs on {spec.identity['device']}, and layers of {target} are timed on the CPU only"
     return ""
+
+
+def threads_of(figures: EngineFigures, measured: MeasurementsSpec) -> int:
+    """How many threads an engine was measured with."""
+    return figures.settings.threads if figures.settings else measured.threads
 
 
 def _device(engine: EngineSpec) -> Device:
@@ -153,7 +162,9 @@ def facts_of(
 ) -> Facts:
     """All that was measured of the engine `name`, its layers under `roofs`."""
     figures = measured.engines[name]
-    alone = facts_of_file(name, figures, profile, roofs, measured.threads)
+    alone = facts_of_file(
+        name, figures, profile, roofs, threads=threads_of(figures, measured), states=measured.states
+    )
     methods = figures.methods
     return replace(
         alone,
@@ -164,7 +175,15 @@ def facts_of(
     )
 
 
-def facts_of_file(name: str, figures: EngineFigures, profile: Profile, roofs: Roofs, threads: int) -> Facts:
+def facts_of_file(
+    name: str,
+    figures: EngineFigures,
+    profile: Profile,
+    roofs: Roofs,
+    *,
+    threads: int,
+    states: tuple[CoreState, ...],
+) -> Facts:
     """The same of an engine that no other can be held against."""
     assert figures.latency_ms_p50 is not None
     time_us = 1e3 * figures.latency_ms_p50.value
@@ -182,6 +201,7 @@ def facts_of_file(name: str, figures: EngineFigures, profile: Profile, roofs: Ro
         bound=model_bound(layers, time_us),
         device=roofs.device,
         threads=threads,
+        states=states,
         lanes=vector_lanes() if roofs.device == "cpu" else None,
         peaks={precision: peak for precision, peak in peaks.items() if peak is not None},
         sign_rates=roofs.sign_rates(),
@@ -217,6 +237,7 @@ def diagnosis_of(facts: Facts, *, layers: int) -> EngineDiagnosis:
     return EngineDiagnosis(
         status="diagnosed",
         device=facts.device,
+        threads=facts.threads,
         flops=sum(judged.layer.flops for judged in facts.layers),
         bytes=sum(judged.layer.bytes for judged in facts.layers),
         time_us=round(facts.time_us, 3),

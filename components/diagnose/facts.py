@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from components.artifacts import EngineSpec
 from components.diagnose.layers import Profile
 from components.diagnose.roofs import Bound, Device, Judged
-from components.measurements import EngineFigures
+from components.measurements import CoreState, EngineFigures, MeasurementsSpec
 
 # Work that the ceilings allow to be done in less: starting a kernel and waking its threads takes as long.
 _TINY_US = 2.0
@@ -34,7 +34,8 @@ class Facts:
     """What is known of an engine.
 
     spec: what it was built as; of a bare file, which does not say it, the figures stand in. time_us: p50 of
-    the benchmark at batch 1. device: what it runs on, whose ceilings the layers are under. peaks: the fastest
+    the benchmark at batch 1, with `threads` threads while the cores were in `states`, nearest first. device:
+    what it runs on, whose ceilings the layers are under. peaks: the fastest
     GEMM of each precision, Gflop/s. lanes: fp32 numbers in a vector of this CPU; None on a GPU. unquantized:
     the engine of the same network before it was quantized; unpruned: that of the network before channels were
     removed, in the same precision; both on the same target.
@@ -50,6 +51,7 @@ class Facts:
     bound: Bound | None
     device: Device
     threads: int
+    states: tuple[CoreState, ...]
     lanes: int | None
     peaks: Mapping[str, float]
     sign_rates: tuple[float, float] | None = (
@@ -117,6 +119,12 @@ class Facts:
     def tiny(self) -> tuple[Judged, ...]:
         """Layers with so little work that starting them takes longer."""
         return tuple(judged for judged in self.layers if is_tiny(judged))
+
+
+def why_not_measured(figures: EngineFigures | None, measured: MeasurementsSpec) -> str:
+    """Why an engine has no latency at batch 1. figures: None of versions that had none of any engine then."""
+    own = (figures.reason or figures.unquoted.get("latency_ms_p50", "")) if figures else ""
+    return f"not measured: {own or measured.incomplete or 'it has no latency at batch 1'}"
 
 
 def is_tiny(judged: Judged) -> bool:

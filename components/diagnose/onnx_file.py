@@ -13,7 +13,7 @@ from components.diagnose import onnx_profile
 from components.diagnose.examine import above_roof, diagnosis_of, facts_of_file
 from components.diagnose.roofs import Roofs
 from components.diagnose.stage import DiagnoseConfig
-from components.measurements import CeilingsSpec, EngineDiagnosis, EngineFigures
+from components.measurements import CeilingsSpec, CoreState, EngineDiagnosis, EngineFigures
 from components.process import serve
 from components.targets.onnx_session import single_requests
 
@@ -30,12 +30,19 @@ _REMEDIES = {
 
 
 def diagnose(
-    name: str, file: str, inputs: str, figures: dict[str, Any], ceilings: dict[str, Any], threads: int
+    name: str,
+    file: str,
+    inputs: str,
+    figures: dict[str, Any],
+    states: list[dict[str, Any]],
+    ceilings: dict[str, Any],
+    threads: int,
 ) -> dict[str, Any]:
     """Profile `file` and judge it under `ceilings`.
 
-    inputs: an .npz file of its inputs by name. figures, ceilings: an `EngineFigures` with its latency, and a
-    `CeilingsSpec`. Answers an `EngineDiagnosis` and notes on it.
+    inputs: an .npz file of its inputs by name. figures, states, ceilings: an `EngineFigures` with its
+    latency, each `CoreState` of the measurement, and a `CeilingsSpec`. Answers an `EngineDiagnosis` and notes
+    on it.
     """
     config = DiagnoseConfig()
     with np.load(inputs, allow_pickle=False) as arrays:
@@ -46,7 +53,10 @@ def diagnose(
         )
     roofs = Roofs(validate(CeilingsSpec, ceilings, where="the ceilings"), threads=threads)
     measured: EngineFigures = validate(EngineFigures, figures, where="the figures")
-    facts = facts_of_file(name, measured, profile, roofs, threads)
+    seen: tuple[CoreState, ...] = tuple(
+        validate(CoreState, state, where="a state of the cores") for state in states
+    )
+    facts = facts_of_file(name, measured, profile, roofs, threads=threads, states=seen)
     found = diagnosis_of(facts, layers=config.layers)
     notes = [*roofs.notes(), *profile.notes, *above_roof(facts)]
     return {"diagnosis": _with_remedies_of_files(found).model_dump(mode="json"), "notes": notes}

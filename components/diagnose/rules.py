@@ -26,10 +26,14 @@ _FEW_CHANNELS = 4  # an image has no more
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a rule found. explains_us: the part of a request that its remedy is about."""
+    """What a rule found.
+
+    explains_us: the part of a request that its remedy is about. remedy: in place of the rule's.
+    """
 
     sentence: str
     explains_us: float
+    remedy: str = ""
 
 
 @dataclass(frozen=True)
@@ -52,7 +56,10 @@ class Found:
 def findings(facts: Facts) -> tuple[Found, ...]:
     """Of every rule whose condition the facts meet, the one that explains the most time first."""
     found = [
-        Found(Finding(rule=rule.name, sentence=evidence.sentence, remedy=rule.remedy), evidence.explains_us)
+        Found(
+            Finding(rule=rule.name, sentence=evidence.sentence, remedy=evidence.remedy or rule.remedy),
+            evidence.explains_us,
+        )
         for rule in RULES
         if (evidence := rule.condition(facts)) is not None
     ]
@@ -337,6 +344,35 @@ def _idle_threads(facts: Facts) -> Evidence | None:
     )
 
 
+def _far_cores(facts: Facts) -> Evidence | None:
+    """Threads hand each other cache lines, which takes longer while their cores are far apart."""
+    times_us = {
+        state.state: 1e3 * state.latency_ms_p50.value
+        for state in facts.figures.states
+        if state.latency_ms_p50 is not None
+    }
+    if facts.threads == 1 or len(times_us) < 2:
+        return None
+    (near, near_us), *farther = times_us.items()
+    shares = {state.name: state.share for state in facts.states}
+    share = sum(shares[name] for name, _ in farther)
+    far_us = sum(shares[name] * time_us for name, time_us in farther) / share
+    if near_us > _CLEARLY * far_us:
+        return None
+    sentence = (
+        f"{milliseconds(near_us)} with the cores {near}, "
+        + ", ".join(f"{milliseconds(time_us)} {name}" for name, time_us in farther)
+        + f": {percent(share)} of the time it is {far_us / near_us:.1f} times slower because its "
+        f"{facts.threads} threads hand each other cache lines across core complexes"
+    )
+    remedy = ""
+    one_us = facts.profile.one_thread_us
+    if one_us:
+        sentence += f"; one thread takes {milliseconds(one_us)} in any state"
+        remedy = "give it one thread, which is faster over all states" if one_us < facts.time_us else ""
+    return Evidence(sentence, share * (far_us - near_us), remedy)
+
+
 def _small_batch(facts: Facts) -> Evidence | None:
     """Larger batches give clearly more images per second."""
     rates = {item.batch: item.images_per_s for item in facts.figures.throughput}
@@ -420,6 +456,12 @@ RULES: tuple[Rule, ...] = (
         "idle-threads",
         _idle_threads,
         "give it one thread (benchmark.threads: 1), and run one such engine on each core",
+    ),
+    Rule(
+        "far-cores",
+        _far_cores,
+        "on a machine of your own pin it to CPUs that share an L3 cache (lscpu -e lists them, taskset pins); "
+        "in a cloud take a dedicated host: a virtual machine cannot keep its CPUs together",
     ),
     Rule("small-batch", _small_batch, "send larger batches where the latency allows it"),
 )

@@ -14,7 +14,7 @@ from components.measurements import (
     ScenarioFigures,
 )
 from components.page.colours import colour_classes
-from components.page.costs import condition_facts, costs_section
+from components.page.costs import condition_facts, costs_section, undisturbed
 from components.page.elements import (
     NARROW_PX,
     breakable,
@@ -27,13 +27,23 @@ from components.page.elements import (
 )
 from components.page.format import ABSENT, TIMES, bounds, percent, plain, shorten
 from components.page.markup import Child, node
+from components.page.measured import (
+    engine_cell,
+    figure_cell,
+    in_each_state,
+    incomplete_card,
+    over_the_mixture,
+    state_facts,
+)
+from components.page.over_time import LatencyOverTime, over_time_section
 from components.page.svg import Scale, dot, label, line, padded, picture, x_axis
 
 _NAMED = 3  # in a title; more are counted
 _PERCENTILES = ("latency_ms_p50", "latency_ms_p90", "latency_ms_p99")
 _HOW = (
-    "The engines were timed in turns, in random order in each round, each in a process of its own. Intervals "
-    "are 95 %, from how the rounds differ; in a ratio the rounds of the two engines are paired. A percentile "
+    "The engines were timed in turns, in random order in each round, each in a process of its own while the "
+    "others were stopped. What was disturbed is not in the figures. Intervals are 95 %, from how the rounds "
+    "differ; in a ratio the rounds of the two engines are paired. A percentile "
     "is quoted only with the samples that it needs (662 for p99)."
 )
 
@@ -47,10 +57,12 @@ def bench_page(
     facts: Mapping[str, str],
     notes: Sequence[str],
     outputs: Mapping[str, OutputComparison],
+    over_time: LatencyOverTime | None = None,
 ) -> str:
     """The whole HTML document of one bench.
 
-    facts: what figures depend on. notes: what to keep in mind. outputs: what each engine answers.
+    facts: what figures depend on. notes: what to keep in mind. outputs: what each engine answers. over_time:
+    of the rounds; None where the samples do not say when they were.
     """
     classes = colour_classes(measurements.engines, reference=measurements.reference)
     title = _title(measurements)
@@ -58,12 +70,14 @@ def bench_page(
         title,
         node(
             "header",
-            node("p", "hpml bench", class_="eyebrow none" if measurements.invalid else "eyebrow"),
+            node("p", "hpml bench", class_="eyebrow"),
             node("h1", breakable(title)),
             node("p", _lead(measurements), class_="lead"),
+            incomplete_card(measurements, facts.get("command", "hpml bench"), "measures again."),
             [node("p", note, class_="warning") for note in notes],
         ),
-        *(() if measurements.invalid else figures_sections(measurements, classes)),
+        *figures_sections(measurements, classes),
+        over_time_section(over_time, measurements, classes),
         _outputs_section(outputs, measurements.reference),
         conditions_section(measurements),
         node("section", node("h2", "Machine and versions"), definitions(facts)),
@@ -72,22 +86,23 @@ def bench_page(
 
 
 def _title(measurements: MeasurementsSpec) -> str:
-    if measurements.invalid:
-        return "INVALID: there are no figures"
     names = list(measurements.engines)
+    if not names:  # a bench that a version before refused
+        return "There are no figures"
     return ", ".join(names) if len(names) <= _NAMED else f"{len(names)} engines"
 
 
 def _lead(measurements: MeasurementsSpec) -> str:
-    if measurements.invalid:
-        return f"The machine was not quiet for long enough: {measurements.invalid}."
-    threads = f"{measurements.threads} thread{'s' if measurements.threads > 1 else ''}"
-    return f"{measurements.rounds} rounds, {threads} each. Ratios are to {measurements.reference}."
+    conditions = measurements.conditions
+    slices = f"; {undisturbed(conditions)} slices were undisturbed" if conditions.slices else ""
+    return f"{measurements.rounds} rounds{slices}. Ratios are to {measurements.reference}."
 
 
 def figures_sections(measurements: MeasurementsSpec, classes: Mapping[str, str]) -> list[Element | None]:
     """Latency, throughput, scenarios and costs. classes: the colour of each engine."""
     engines = measurements.engines
+    if not engines:
+        return []
     return [
         _latency_section(measurements, classes),
         _throughput_section(engines, classes),
@@ -102,12 +117,9 @@ def _latency_section(measurements: MeasurementsSpec, classes: Mapping[str, str])
     rows = [
         _row(
             columns,
-            keyed(name, classes[name]),
-            *(
-                interval_cell(getattr(engine, figure), engine.unquoted.get(figure, ""))
-                for figure in _PERCENTILES
-            ),
-            interval_cell(engine.speedup_vs_reference),
+            engine_cell(name, classes[name], engine),
+            *(figure_cell(engine, figure) for figure in _PERCENTILES),
+            figure_cell(engine, "speedup_vs_reference"),
         )
         for name, engine in engines.items()
     ]
@@ -120,11 +132,29 @@ def _latency_section(measurements: MeasurementsSpec, classes: Mapping[str, str])
         "section",
         node("h2", "Latency of one request at batch 1"),
         table(columns, rows),
+        _states_note(measurements),
         drawing(lambda width: _latency_picture(engines, classes, width), "Dots: p50, p90 and p99."),
         drawing(
             lambda width: ratio_picture(ratios, classes, f"times as fast as {measurements.reference}", width),
             "Dots are ratios of p50 with their 95 % intervals; right of the dashed line is faster.",
         ),
+    )
+
+
+def _states_note(measurements: MeasurementsSpec) -> Element | None:
+    """What stands for all, and the ratios in each state of the cores."""
+    states = measurements.states
+    if not over_the_mixture(states):
+        return None
+    ratios = [
+        node("li", f"{name}: {told}")
+        for name, engine in measurements.engines.items()
+        if name != measurements.reference and (told := in_each_state(engine, "speedup_vs_reference", states))
+    ]
+    return node(
+        "div",
+        node("p", f"p50 and speed are {over_the_mixture(states)}. Speed in each state:", class_="note"),
+        node("ul", ratios, class_="note"),
     )
 
 
@@ -240,6 +270,7 @@ def conditions_section(measurements: MeasurementsSpec) -> Element:
     """How quiet the machine was while it measured."""
     told = {
         **condition_facts(measurements.conditions),
+        **state_facts(measurements.states),
         "cost of timing": f"{plain(measurements.harness_us_per_request, significant=2)} µs a request",
     }
     return node("section", node("h2", "How quiet the machine was"), definitions(told))
@@ -250,14 +281,18 @@ def conditions_section(measurements: MeasurementsSpec) -> Element:
 
 @dataclass(frozen=True)
 class Row:
-    """One figure of an engine in two measurements. ratio: above 1 the second is better."""
+    """One figure of an engine in two measurements. ratio: above 1 the second is better.
+
+    is_like: whether both are of the same state of the cores, or of the same mixture.
+    """
 
     engine: str
     figure: str
     before: Interval
     after: Interval
     ratio: Interval
-    verdict: str  # "faster", "slower", "tied", "undecided"
+    verdict: str  # "faster", "slower", "tied", "undecided"; "not alike"
+    is_like: bool = True
 
 
 def compare_page(

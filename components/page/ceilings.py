@@ -9,12 +9,14 @@ from xml.etree.ElementTree import Element
 from components.measurements import (
     BandwidthPoint,
     CeilingsSpec,
+    CoreDistances,
     GemmPoint,
     Interval,
     RatedPoint,
     ceiling_of,
 )
 from components.page.colours import COLOURS
+from components.page.core_distances import cores_section
 from components.page.elements import (
     HALF_PX,
     definitions,
@@ -137,11 +139,13 @@ def binary_size(size_bytes: float) -> str:
 # ------------------------------------------------------------------------------------------------ the section
 
 
-def ceilings_page(spec: CeilingsSpec) -> str:
-    """A page of its own, with the machine it holds for."""
+def ceilings_page(spec: CeilingsSpec, cores: CoreDistances) -> str:
+    """A page of its own, with the distance between the CPUs and the machine it holds for."""
     title = "The ceilings of this machine"
     machine = node("section", node("h2", "The machine"), definitions(spec.hardware))
-    return document(title, node("header", node("h1", title)), ceilings_section(spec), machine)
+    return document(
+        title, node("header", node("h1", title)), ceilings_section(spec), cores_section(cores), machine
+    )
 
 
 def ceilings_section(spec: CeilingsSpec) -> Element:

@@ -59,18 +59,19 @@ def _bytes(count: int | None) -> Element:
     return nowrap(megabytes(count) if count else ABSENT)
 
 
+def undisturbed(conditions: Conditions) -> str:
+    """How many slices there were, and how many of them count: "612 of 645"."""
+    return f"{conditions.slices - conditions.dropped:,} of {conditions.slices:,}"
+
+
 def condition_facts(conditions: Conditions) -> dict[str, str]:
     """How quiet the machine was, as terms with what they are."""
     facts = {}
     if conditions.slices:
-        causes = "; ".join(f"{cause} ({count})" for cause, count in conditions.causes.items())
-        done = "dropped and measured again" if conditions.enforced else "kept"
-        facts["disturbed slices"] = f"{conditions.dropped:,} of {conditions.slices:,}, {done}" + (
-            f": {causes}" if causes else ""
-        )
-    if conditions.probe_spread is not None:
-        slower = percent(conditions.probe_spread)
-        facts["GEMM probe"] = f"in the slices that count at most {slower} slower than at its best"
+        causes = "; ".join(f"{cause} ({count:,})" for cause, count in conditions.causes.items())
+        facts["undisturbed slices"] = undisturbed(conditions) + (f"; dropped for: {causes}" if causes else "")
+    if conditions.unseen:
+        facts["disturbances"] = f"not seen here, so none was dropped: {conditions.unseen}"
     if conditions.cpu_pressure is not None:
         pressure = percent(conditions.cpu_pressure)
         facts["CPU pressure"] = f"{pressure} of the time some task waited for a CPU, ours included"

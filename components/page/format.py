@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 
 from components.measurements import Interval
 
@@ -52,3 +53,10 @@ def shorten(text: str, length: int) -> str:
         return text
     head = (length - 1) // 2
     return f"{text[:head]}…{text[len(text) - (length - 1 - head) :]}"
+
+
+def sentence(text: str) -> str:
+    """`text` with a full stop, and with a capital unless it begins with a name such as fp32/onnx."""
+    first = text.partition(" ")[0].rstrip(",:;.")
+    begun = text if re.search(r"[\d/_+.]", first) else f"{text[:1].upper()}{text[1:]}"
+    return begun if begun.endswith(".") else f"{begun}."

@@ -50,8 +50,9 @@ def verdict_in_words(pair: Pair) -> str:
     size = f"{before / after:.2g} times smaller" if after < before else f"{after / before:.2g} times as large"
     ratio = pair.measured[pair.names[1]].speedup_vs_reference if pair.measured else None
     if ratio is None:
+        why = pair.speed_reason or (pair.speed.incomplete if pair.speed else "")
         return (
-            f"Passed the gate, and {size}. How fast it is was not measured: {pair.speed_reason}. "
+            f"Passed the gate, and {size}. How fast it is was not measured: {why}. "
             f"To measure it: hpml bench {pair.names[0]} {pair.names[1]}"
         )
     told = f"{plain(ratio.value)} times as fast as fp32 ({bounds(ratio)})"
@@ -122,10 +123,8 @@ def how_in_words(found: Quantized) -> list[str]:
     """How it was quantized, sentence by sentence."""
     counts = ", ".join(f"{count} {op}" for op, count in found.quantized.items())
     left = ", ".join(f"{count} {op}" for op, count in found.left.items()) or "none"
-    timed = "; ".join(f"{kind} {plain(ms)} ms" for kind, ms in found.latencies_ms.items())
     return [
-        f"Weights: int8 per channel, {found.weight_bits} bits. Activations: {found.activations}"
-        f"{f' (a request on one thread: {timed})' if timed else ''}.",
+        f"Weights: int8 per channel, {found.weight_bits} bits. Activations: {found.activations}.",
         f"Calibrated on {_samples(found.calibrated)}, "
         f"judged on {_samples(found.judgement.samples, 'other ')}.",
         f"In int8: {counts}. In fp32: {left}.",

@@ -34,6 +34,12 @@ p { margin: 0 0 12px; max-width: 72ch; overflow-wrap: anywhere }
 .lead { font-size: 17px }
 .note { color: var(--ink2); font-size: 14px }
 .warning { border-left: 3px solid var(--k2); padding: 2px 0 2px 12px; font-size: 14px }
+.card {
+  border: 1px solid var(--rule); border-left: 3px solid var(--k2); border-radius: 8px;
+  margin: 20px 0 8px; padding: 12px 16px; background: var(--panel);
+}
+.card p { margin: 0 0 4px; font-size: 15px }
+code { font: 0.93em ui-monospace, Menlo, Consolas, "DejaVu Sans Mono", monospace }
 .tiles {
   display: grid; grid-template-columns: repeat(auto-fit, minmax(150px, 1fr)); gap: 1px; margin: 24px 0 8px;
   background: var(--rule); border: 1px solid var(--rule); border-radius: 8px; overflow: hidden;
@@ -50,6 +56,7 @@ th:first-child, td:first-child { text-align: left; padding-left: 8px }
 th:last-child, td:last-child { padding-right: 8px }
 td:first-child { min-width: 130px }
 td small { display: block; color: var(--ink2); font-size: 12px; white-space: nowrap }
+td small.why { white-space: normal; font-weight: 400 }
 td.verdict, th.verdict { text-align: left; width: 230px; padding-left: 20px }
 td.verdict small { white-space: normal; overflow-wrap: anywhere }
 @media (min-width: 760px) { .diagnosis td.verdict, .diagnosis th.verdict { width: 62% } }
@@ -93,6 +100,7 @@ svg .area { fill: var(--k); fill-opacity: 0.24; stroke: var(--k); stroke-width: 
 svg .mark { stroke: var(--k); stroke-width: 1.8 }
 svg .curve { fill: none; stroke: var(--k); stroke-width: 1.8; stroke-linejoin: round }
 svg .curve.again { stroke-dasharray: 6 3 }
+svg .dots { fill: none; stroke: var(--k); stroke-width: 3; stroke-linecap: round; opacity: 0.8 }
 svg .bar { fill: var(--bar) }
 svg .band { fill: var(--panel) }
 .exported { display: grid; grid-template-columns: 1fr 1fr; gap: 0 40px }

@@ -87,7 +87,6 @@ class Quantized(Config):
     calibrated: int  # samples
     activations: Literal["uint8", "int8"]
     weight_bits: int
-    latencies_ms: dict[str, float]  # of one request on one thread, by the kind of activations
     quantized: dict[str, int]  # operator -> how many of them compute between Q/DQ
     left: dict[str, int]  # operator -> how many are left in fp32
     size_bytes: int

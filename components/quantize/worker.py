@@ -18,7 +18,13 @@ from components.quantize import samples as data
 from components.quantize.job import Judgement, Quantized, QuantizeJob
 from components.quantize.judge import answers_of_fp32, batches, judge
 from components.targets import onnx_file
-from components.targets.onnx_int8 import Activations, choose_activations, needs_7_bits, quantize_graph
+from components.targets.onnx_int8 import (
+    SEVEN_BITS,
+    candidate_activations,
+    needs_7_bits,
+    quantize_graph,
+    variant_of,
+)
 from components.targets.onnx_session import OnnxSession
 
 _LEAST_OPSET = 13  # from it on weights have a scale for each channel
@@ -28,8 +34,10 @@ _CHANCE = 1.5  # an accuracy below so many times that of guessing is no accuracy
 
 
 def quantize(job: dict[str, Any], place: str) -> dict[str, Any]:
-    """Write the int8 model of a `QuantizeJob` to `place`; answers a `Quantized`.
+    """Write the int8 models of a `QuantizeJob` into the folder `place`, as NAME.onnx.
 
+    Answers a `Quantized` for each by its name, the one to use without a measurement first. One that the gate
+    refuses is there only if it refuses them all.
     Raises ConfigInvalid for a model or data that cannot be used, StageFailed where quantizing it fails.
     """
     asked: QuantizeJob = validate(QuantizeJob, job, where="the job")
@@ -46,7 +54,9 @@ def quantize(job: dict[str, Any], place: str) -> dict[str, Any]:
     if len(judging) > _MOST_JUDGED:
         notes.append(f"judged on {_MOST_JUDGED:,} of {len(judging):,} samples, drawn at random")
         judging = np.sort(np.random.default_rng(asked.seed).permutation(judging)[:_MOST_JUDGED])
-    with tempfile.TemporaryDirectory(dir=Path(place).parent) as folder:
+    kinds = candidate_activations(asked.activations)
+    files = {kind: Path(place) / f"{variant_of(kind)}.onnx" for kind in kinds}
+    with tempfile.TemporaryDirectory(dir=place) as folder:
         scratch = Path(folder)
         notes += _prepare(model, scratch / "fp32.onnx")
         spec = QuantizationSpec(
@@ -58,22 +68,19 @@ def quantize(job: dict[str, Any], place: str) -> dict[str, Any]:
         )
         feeds = samples.feeds(calibrating)
 
-        def write(file: Path, activations: Activations) -> None:
-            quantize_graph(
-                scratch / "fp32.onnx",
-                file,
-                spec,
-                feeds,
-                activations=activations,
-                excluded_nodes=list(asked.excluded_nodes),
-                batch=batch,
-                reduce_range=needs_7_bits(activations),
-                fold=True,
-            )
-
-        request = {name: array[: batch or 1] for name, array in feeds.items()}
         try:
-            choice = choose_activations(write, asked.activations, request, Path(place), scratch=scratch)
+            for kind, file in files.items():
+                quantize_graph(
+                    scratch / "fp32.onnx",
+                    file,
+                    spec,
+                    feeds,
+                    activations=kind,
+                    excluded_nodes=list(asked.excluded_nodes),
+                    batch=batch,
+                    reduce_range=needs_7_bits(kind),
+                    fold=True,
+                )
         except HpmlError:
             raise
         except Exception as error:  # whatever ONNX Runtime's quantizer meets in a model
@@ -86,22 +93,39 @@ def quantize(job: dict[str, Any], place: str) -> dict[str, Any]:
                 why=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}",
                 fix=f"keep in fp32 what it names: --exclude {max(named, key=len)}" if named else "",
             ) from None
-    quantized, left = _counts(Path(place), model)
-    sessions = [OnnxSession(file, device="cpu", threads=asked.threads) for file in (asked.file, Path(place))]
-    judgement = judge(sessions[0], sessions[1], samples, judging, batch, asked.bounds)
-    return Quantized(
-        inputs=samples.inputs,
-        sizes=dict(samples.sizes),
-        calibrated=calibrated,
-        activations=choice.activations,
-        weight_bits=choice.weight_bits,
-        latencies_ms=choice.latencies_ms,
-        quantized=quantized,
-        left=left,
-        size_bytes=Path(place).stat().st_size,
-        judgement=judgement,
-        notes=(*choice.notes, *notes, *_doubts(judgement, samples)),
-    ).model_dump(mode="json")
+    fp32 = OnnxSession(asked.file, device="cpu", threads=asked.threads, spinning=False)
+    found = {}
+    for kind, file in files.items():
+        quantized, left = _counts(file, model)
+        int8 = OnnxSession(file, device="cpu", threads=asked.threads, spinning=False)
+        judgement = judge(fp32, int8, samples, judging, batch, asked.bounds)
+        seven_bits = needs_7_bits(kind)
+        found[variant_of(kind)] = Quantized(
+            inputs=samples.inputs,
+            sizes=dict(samples.sizes),
+            calibrated=calibrated,
+            activations=kind,
+            weight_bits=7 if seven_bits else 8,
+            quantized=quantized,
+            left=left,
+            size_bytes=file.stat().st_size,
+            judgement=judgement,
+            notes=(*([SEVEN_BITS] if seven_bits else []), *notes, *_doubts(judgement, samples)),
+        )
+    return {name: one.model_dump(mode="json") for name, one in _usable(found).items()}
+
+
+def _usable(found: dict[str, Quantized]) -> dict[str, Quantized]:
+    """Those that the gate passes, with a note on the others; the first where it passes none."""
+    refused = [one for one in found.values() if one.judgement.refusal]
+    if len(refused) == len(found):
+        return dict(list(found.items())[:1])
+    notes = [f"{one.activations} activations were refused: {one.judgement.refusal}" for one in refused]
+    return {
+        name: one.model_copy(update={"notes": (*one.notes, *notes)})
+        for name, one in found.items()
+        if one not in refused
+    }
 
 
 def _check(asked: QuantizeJob, model: onnx.ModelProto) -> None:

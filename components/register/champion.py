@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from pydantic import ValidationError
 
 from components import hardware
 from components.contract import Config, canonical_json
+from components.core_states import latency_in, matched, same_mixture
 from components.goals import Goals, describe, is_better, objective_interval
-from components.measurements import EngineFigures, MeasurementsSpec
+from components.measurements import CoreState, EngineFigures, Interval, MeasurementsSpec
 
 STANDING_TAG = "hpml.standing"
 
@@ -24,6 +25,7 @@ class Standing(Config):
     goals: Goals
     conditions: dict[str, str]
     figures: EngineFigures
+    states: tuple[CoreState, ...] = ()  # of the cores, that the figures are of
 
 
 def conditions(measurements: MeasurementsSpec, dataset_digest: str) -> dict[str, str]:
@@ -36,11 +38,17 @@ def conditions(measurements: MeasurementsSpec, dataset_digest: str) -> dict[str,
     }
 
 
-def judge(challenger: Standing, champion_tags: Mapping[str, str] | None) -> tuple[bool, str]:
+def judge(
+    challenger: Standing, champion_tags: Mapping[str, str] | None, doubts: Sequence[str] = ()
+) -> tuple[bool, str]:
     """Whether `challenger` becomes the champion, and why, in words.
 
-    champion_tags: the tags of the present champion's version; None if there is no champion.
+    champion_tags: the tags of the present champion's version; None if there is no champion. doubts: what is
+    not known of the challenger; with any, it does not become the champion.
     """
+    if doubts:
+        stays = "it does not become the champion" if champion_tags is None else "the champion stays"
+        return False, f"{stays}: {'; '.join(doubts)}"
     if champion_tags is None:
         return True, "there was no champion"
     try:
@@ -67,11 +75,36 @@ def _difference(champion: Standing, challenger: Standing) -> str:
 
 def _compare(challenger: Standing, champion: Standing) -> tuple[bool, str]:
     objective = challenger.goals.objective
-    ours = objective_interval(objective, challenger.figures)
-    theirs = objective_interval(objective, champion.figures)
-    words = f"{describe(objective, ours)} against {describe(objective, theirs)}"
-    if is_better(objective, ours, theirs):
-        return True, f"better than the champion before it: {words}"
-    if is_better(objective, theirs, ours):
+    pairs = _like_with_like(challenger, champion)
+    if not pairs:
+        return False, "the champion stays: the two have no figures of the same state of the cores"
+    words = "; ".join(
+        f"{describe(objective, ours)} against {describe(objective, theirs)}" for ours, theirs in pairs
+    )
+    if any(is_better(objective, theirs, ours) for ours, theirs in pairs):
         return False, f"the champion stays, it is better: {words}"
+    if any(is_better(objective, ours, theirs) for ours, theirs in pairs):
+        return True, f"better than the champion before it: {words}"
     return False, f"the champion stays, the difference is within the noise: {words}"
+
+
+def _like_with_like(challenger: Standing, champion: Standing) -> list[tuple[Interval, Interval]]:
+    """Figures of the objective, the challenger's first: p50 in each state that both saw, else the mixtures'.
+
+    None where one of the two has none, or where the mixtures are not the same.
+    """
+    objective = challenger.goals.objective
+    if objective == "latency_ms_p50":
+        in_states = [
+            (
+                latency_in(challenger.figures, state.after, challenger.states),
+                latency_in(champion.figures, state.before, champion.states),
+            )
+            for state in matched(champion.states, challenger.states)
+        ]
+        known = [(ours, theirs) for ours, theirs in in_states if ours and theirs]
+        if known:
+            return known
+    ours, theirs = (objective_interval(objective, one.figures) for one in (challenger, champion))
+    is_like = objective == "size_bytes" or same_mixture(champion.states, challenger.states)
+    return [(ours, theirs)] if is_like and ours and theirs else []

@@ -8,6 +8,7 @@ from typing import Any
 from components import tracking
 
 DIGEST_TAG, MEASUREMENTS_TAG = "hpml.engine_digest", "hpml.measurements_digest"
+FILE_TAG = "hpml.file_sha256"  # of what the runtime opens
 _PAGE = 1000
 
 

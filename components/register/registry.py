@@ -24,7 +24,7 @@ from components import tracking
 from components.artifacts import MANIFEST, Artifact, EngineSpec, copy_files
 from components.errors import ConfigInvalid
 from components.register.champion import Standing, judge
-from components.register.references import DIGEST_TAG
+from components.register.references import DIGEST_TAG, FILE_TAG
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
@@ -35,7 +35,10 @@ CANDIDATE, CHAMPION = "candidate", "champion"
 
 @dataclass(frozen=True)
 class Entry:
-    """What is to be registered: the engine, its digest as it was exported, and what its version says."""
+    """What is to be registered: the engine, its digest as it was exported, and what its version says.
+
+    doubts: what is not known of it, in words; with any, it does not become the champion.
+    """
 
     model_name: str
     engine: Artifact[EngineSpec]
@@ -43,6 +46,7 @@ class Entry:
     description: str
     tags: Mapping[str, str]
     standing: Standing
+    doubts: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -105,9 +109,14 @@ def _version(client: MlflowClient, uri: str, entry: Entry, scratch: Path) -> Mod
 
 
 def _versions(client: MlflowClient, entry: Entry) -> list[ModelVersion]:
-    """The versions of this very engine, the lowest first."""
+    """The versions of this very engine, and of its variants the same; the lowest first."""
     query = f"name = '{entry.model_name}' and tags.`{DIGEST_TAG}` = '{entry.engine_digest}'"
-    return sorted(client.search_model_versions(query), key=lambda version: int(version.version))
+    same = (
+        version
+        for version in client.search_model_versions(query)
+        if version.tags.get(FILE_TAG) == entry.tags[FILE_TAG]
+    )
+    return sorted(same, key=lambda version: int(version.version))
 
 
 def _upload(client: MlflowClient, experiment: str, entry: Entry, scratch: Path) -> str:
@@ -139,7 +148,10 @@ def _signature(spec: EngineSpec) -> ModelSignature:
 
 
 def _update(client: MlflowClient, version: ModelVersion, entry: Entry) -> None:
-    """Bring what the version says up to the last measurement."""
+    """Bring what the version says up to the last measurement; what that does not say any more goes."""
+    for name in version.tags:
+        if name.startswith("hpml.") and name not in {DIGEST_TAG, *entry.tags}:
+            client.delete_model_version_tag(entry.model_name, str(version.version), name)
     for name, value in entry.tags.items():
         if version.tags.get(name) != value:
             client.set_model_version_tag(entry.model_name, str(version.version), name, value)
@@ -153,7 +165,7 @@ def _crown(client: MlflowClient, version: ModelVersion, entry: Entry) -> str:
     if holder is not None and int(holder) == int(version.version):
         return "it is the champion already"
     champion = client.get_model_version(entry.model_name, str(holder)).tags if holder is not None else None
-    moves, reason = judge(entry.standing, champion)
+    moves, reason = judge(entry.standing, champion, entry.doubts)
     if moves:
         client.set_registered_model_alias(entry.model_name, CHAMPION, str(version.version))
     return reason

@@ -8,11 +8,12 @@ from pydantic import Field, StringConstraints
 
 from components.artifacts import Artifact, EngineSpec, RegistrationSpec
 from components.contract import Config, Output, Result, canonical_json
+from components.core_states import mixture
 from components.errors import ConfigInvalid, StageFailed
-from components.goals import DECISION_FILE, DecisionRecord
-from components.measurements import MeasurementsSpec
+from components.goals import COMPLETION, DECISION_FILE, DecisionRecord
+from components.measurements import Interval, MeasurementsSpec
 from components.register.champion import STANDING_TAG, Standing, conditions
-from components.register.references import MEASUREMENTS_TAG
+from components.register.references import FILE_TAG, MEASUREMENTS_TAG
 
 # Without a dot: "hpml." and "mlflow." begin the names of others.
 _TagName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_ -]{0,99}$")]
@@ -35,6 +36,8 @@ def run(
 ) -> Result[RegistrationSpec]:
     """Give `engine`, as select wrote it, its version in the registry that MLFLOW_TRACKING_URI names.
 
+    One that is not verified, or was chosen without a figure of the objective, has tags that say so, and does
+    not become the champion.
     Raises ConfigInvalid if the model has no name, StageFailed if `engine` was chosen from other measurements
     than `measured`, and Unavailable if the registry does not answer.
     """
@@ -49,7 +52,9 @@ def run(
         goals=decision.goals,
         conditions=conditions(measured.spec, measured.manifest.lineage.parents.get("data", "")),
         figures=decision.figures,
+        states=decision.states,
     )
+    doubts = tuple(doubt for doubt in (decision.undecided, *decision.unverified) if doubt)
     entry = Entry(
         model_name=config.model_name,
         engine=engine,
@@ -57,8 +62,11 @@ def run(
         description=decision.reason,
         tags={**config.tags, **_tags(engine, decision, standing)},
         standing=standing,
+        doubts=doubts,
     )
     registered = register(entry, out.scratch)
+    if doubts and "champion" not in registered.aliases:
+        out.note(f"{registered.champion_reason}; {COMPLETION} completes the measurement")
     spec = RegistrationSpec(
         registry=registered.registry,
         model_name=config.model_name,
@@ -86,12 +94,36 @@ def _tags(engine: Artifact[EngineSpec], decision: DecisionRecord, standing: Stan
         "hpml.parents": canonical_json(lineage.parents),
         "hpml.code_digest": lineage.code_digest,
         "hpml.file": spec.file,
-        "hpml.file_sha256": engine.manifest.files[spec.file].sha256,
+        FILE_TAG: engine.manifest.files[spec.file].sha256,
         "hpml.size_bytes": str(spec.size_bytes),
         STANDING_TAG: standing.model_dump_json(),
     }
-    for name in ("accuracy_top1", "latency_ms_p50", "latency_ms_p99", "speedup_vs_reference"):
-        figure = getattr(decision.figures, name)
-        if figure is not None:
-            tags[f"hpml.{name}"] = f"{figure.value:.4g} ({figure.low:.4g} to {figure.high:.4g})"
+    return tags | _figure_tags(decision) | _doubt_tags(decision)
+
+
+def _figure_tags(decision: DecisionRecord) -> dict[str, str]:
+    """The figures that are known, those of each state of the cores, and the settings that they hold for."""
+    figures, states = decision.figures, decision.states
+    known: dict[str, Interval | None] = {
+        name: getattr(figures, name)
+        for name in ("accuracy_top1", "latency_ms_p50", "latency_ms_p99", "speedup_vs_reference")
+    }
+    if len(states) > 1:
+        for one in figures.states:
+            known[f"latency_ms_p50_{one.state}"] = one.latency_ms_p50
+            known[f"speedup_vs_reference_{one.state}"] = one.speedup_vs_reference
+    tags = {f"hpml.{name}": _in_words(figure) for name, figure in known.items() if figure}
+    if mixture(states):
+        tags["hpml.core_states"] = mixture(states)
+    if figures.settings:
+        tags["hpml.settings"] = canonical_json(figures.settings.model_dump())
     return tags
+
+
+def _in_words(figure: Interval) -> str:
+    return f"{figure.value:.4g} ({figure.low:.4g} to {figure.high:.4g})"
+
+
+def _doubt_tags(decision: DecisionRecord) -> dict[str, str]:
+    doubts = {"hpml.undecided": decision.undecided, "hpml.unverified": "; ".join(decision.unverified)}
+    return {name: doubt for name, doubt in doubts.items() if doubt}

@@ -15,6 +15,7 @@ from components.contract import validate
 from components.errors import StageFailed
 from components.goals import Decision, Goals, decide
 from components.measurements import CeilingsSpec, DiagnosisSpec, EngineFigures, MeasurementsSpec
+from components.page.over_time import LatencyOverTime, latency_over_time
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -49,9 +50,9 @@ class StepCost:
 
 @dataclass(frozen=True)
 class Content:
-    """All that is shown. latency_ms: the samples of each measured engine at batch 1.
+    """All that is shown. latency_ms: the undisturbed samples of each measured engine at batch 1.
 
-    ceilings, diagnosis: None where the run has none.
+    ceilings, diagnosis: None where the run has none. over_time: None where the samples do not say when.
     """
 
     goals: Goals
@@ -65,6 +66,7 @@ class Content:
     trainings: tuple[Training, ...]
     steps: tuple[StepCost, ...]
     latency_ms: dict[str, NDArray[np.float64]]
+    over_time: LatencyOverTime | None
 
 
 def gather(
@@ -90,6 +92,7 @@ def gather(
     left_out = left_out or {}
     in_order = {name: measured.spec.engines[name] for name in engines}
     measurements = measured.spec.model_copy(update={"engines": in_order | _not_built(left_out)})
+    samples = _samples(measured, engines)
     made: list[Artifact[Any]] = [data, measured]
     made += [artifact for artifact in (ceilings, diagnosis) if artifact]
     return Content(
@@ -103,7 +106,12 @@ def gather(
         diagnosis=diagnosis.spec if diagnosis else None,
         left_out=left_out,
         steps=_steps(made, engines, models),
-        latency_ms=_latencies(measured, engines),
+        latency_ms={
+            name: samples[f"{name}@1"][np.isfinite(samples[f"{name}@1"])]
+            for name in engines
+            if measurements.engines[name].latency_ms_p50
+        },
+        over_time=latency_over_time(samples, engines),
     )
 
 
@@ -170,15 +178,21 @@ def _steps(
     return tuple(sorted(by_digest.values(), key=lambda step: step.started_at_s))
 
 
-def _latencies(
-    measured: Artifact[MeasurementsSpec], engines: Iterable[str]
-) -> dict[str, NDArray[np.float64]]:
-    wanted = [name for name in engines if measured.spec.engines[name].status == "measured"]
+def _samples(measured: Artifact[MeasurementsSpec], engines: Iterable[str]) -> dict[str, NDArray[Any]]:
+    """What `samples.npz` has of batch 1; see `MeasurementsSpec`."""
     file = measured.file("samples.npz")
     try:
-        with np.load(file, allow_pickle=False) as samples:
-            return {name: np.asarray(samples[f"{name}@1"], np.float64).ravel() for name in wanted}
-    except (KeyError, ValueError) as error:
+        with np.load(file, allow_pickle=False) as arrays:
+            samples = {name: arrays[name] for name in arrays.files if name.endswith("@1")}
+    except ValueError as error:
+        raise StageFailed(f"{file} does not hold the samples of the engines", why=str(error)) from None
+    absent = [
+        name
+        for name in engines
+        if measured.spec.engines[name].status == "measured" and f"{name}@1" not in samples
+    ]
+    if absent:
         raise StageFailed(
-            f"{file} does not hold the samples of every measured engine", why=str(error)
-        ) from None
+            f"{file} does not hold the samples of every measured engine", why=f"of {', '.join(absent)}"
+        )
+    return samples

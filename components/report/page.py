@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element
 
 from components.artifacts import EngineSpec
 from components.errors import Terminated
-from components.goals import Goals, Verdict
+from components.goals import COMPLETION, Goals, Verdict
 from components.measurements import EngineFigures, Interval
 from components.page.ceilings import ceilings_section
 from components.page.colours import colour_classes, colour_of_training
@@ -26,8 +26,17 @@ from components.page.elements import (
     table,
     value_text,
 )
-from components.page.format import ABSENT, TIMES, bounds, duration, megabytes, percent, plain
+from components.page.format import ABSENT, TIMES, bounds, duration, megabytes, percent, plain, sentence
 from components.page.markup import Child, node
+from components.page.measured import (
+    engine_cell,
+    figure_cell,
+    in_each_state,
+    incomplete_card,
+    over_the_mixture,
+    state_facts,
+)
+from components.page.over_time import over_time_section
 from components.report import charts
 from components.report.content import Content
 from components.report.sections.accuracy import accuracy_detail_section
@@ -60,6 +69,10 @@ def page(content: Content, tell: Callable[[str], None] = lambda _: None) -> str:
         ("Accuracy against latency", lambda: _accuracy_section(content, classes)),
         ("Accuracy by class", lambda: accuracy_detail_section(content, classes)),
         ("How the latencies are distributed", lambda: _latency_section(content, classes)),
+        (
+            "Latency over the time of the run",
+            lambda: over_time_section(content.over_time, content.measurements, classes),
+        ),
         ("Throughput", lambda: _throughput_section(content, classes)),
         ("Scenarios", lambda: scenarios_section(content, classes)),
         ("Start, memory, energy", lambda: costs_section(engines, classes, chosen)),
@@ -116,30 +129,28 @@ def _headline(content: Content) -> Element:
             "header",
             node("p", "No engine chosen", class_="eyebrow none"),
             node("h1", title_of(content)),
-            node("p", f"{_sentence(decision.reason)}{nearest}", class_="lead"),
+            node("p", f"{sentence(decision.reason)}{nearest}", class_="lead"),
             node("p", _goals_in_words(content.goals), class_="note"),
-            _busy_machine(content),
+            _what_is_missing(content),
         )
     return node(
         "header",
         node("p", "Chosen engine", class_="eyebrow"),
         node("h1", breakable(decision.chosen)),
-        node("p", _sentence(decision.verdicts[decision.chosen].reason), class_="lead"),
+        node("p", sentence(decision.verdicts[decision.chosen].reason), class_="lead"),
         node("p", _goals_in_words(content.goals), class_="note"),
-        _busy_machine(content),
+        [node("p", sentence(f"not verified: {goal}"), class_="warning") for goal in decision.unverified],
+        _what_is_missing(content),
         _tiles(content, content.measurements.engines[decision.chosen]),
     )
 
 
-def _busy_machine(content: Content) -> Element | None:
-    """A warning where the recipe has slices in the figures that were disturbed."""
-    warning = content.measurements.conditions.warning
-    return node("p", warning, class_="warning") if warning else None
-
-
-def _sentence(text: str) -> str:
-    """`text` with a capital and a full stop."""
-    return f"{text[:1].upper()}{text[1:]}{'' if text.endswith('.') else '.'}"
+def _what_is_missing(content: Content) -> Element | None:
+    return incomplete_card(
+        content.measurements,
+        COMPLETION,
+        "with the name of this run for RUN goes on where measuring stopped: what was measured counts.",
+    )
 
 
 def _goals_in_words(goals: Goals) -> str:
@@ -154,10 +165,16 @@ def _goals_in_words(goals: Goals) -> str:
 def _tiles(content: Content, engine: EngineFigures) -> Element:
     reference, best = content.measurements.reference, content.measurements.best_fp32
     beside_best = best and best != content.decision.chosen  # once its own speed says nothing
+    states = content.measurements.states
+    mixed, settings = over_the_mixture(states), str(engine.settings or "")
+    speeds = ["speedup_vs_reference", "speedup_vs_best_fp32"]
+    of_reference, of_best = (in_each_state(engine, figure, states).split("; ") for figure in speeds)
     tiles = [
-        _tile("latency p50, batch 1", engine.latency_ms_p50, unit=" ms"),
-        _tile(f"the speed of {reference}", engine.speedup_vs_reference, unit=TIMES),
-        _tile(f"the speed of {best}", engine.speedup_vs_best_fp32, unit=TIMES) if beside_best else None,
+        _tile("latency p50, batch 1", engine.latency_ms_p50, settings, mixed, unit=" ms"),
+        _tile(f"the speed of {reference}", engine.speedup_vs_reference, *of_reference, unit=TIMES),
+        _tile(f"the speed of {best}", engine.speedup_vs_best_fp32, *of_best, unit=TIMES)
+        if beside_best
+        else None,
         _tile("top-1 accuracy", engine.accuracy_top1, unit=" %", scale=100, places=1),
         node("div", node("b", megabytes(engine.size_bytes)), node("span", "size on disk"), class_="tile"),
     ]
@@ -165,7 +182,12 @@ def _tiles(content: Content, engine: EngineFigures) -> Element:
 
 
 def _tile(
-    caption: str, interval: Interval | None, *, unit: str, scale: float = 1.0, places: int | None = None
+    caption: str,
+    interval: Interval | None,
+    *more: str,
+    unit: str,
+    scale: float = 1.0,
+    places: int | None = None,
 ) -> Element | None:
     if interval is None:
         return None
@@ -174,6 +196,7 @@ def _tile(
         node("b", value_text(interval, scale, places) + unit),
         node("span", caption),
         node("span", bounds(interval, scale=scale, places=places)),
+        [node("span", told) for told in more if told],
         class_="tile",
     )
 
@@ -202,9 +225,19 @@ def _figures_section(content: Content, classes: dict[str, str]) -> Element:
         node(
             "p",
             "Latency is that of one request of one image; under each figure its 95 % interval. "
-            f"Speed is the ratio of p50 to that of {' and of '.join(compared)}.",
+            f"Speed is the ratio of p50 to that of {' and of '.join(compared)}.{_states_in_words(content)}",
             class_="note",
         ),
+    )
+
+
+def _states_in_words(content: Content) -> str:
+    mixed = over_the_mixture(content.measurements.states)
+    if not mixed:
+        return ""
+    return (
+        f" Latency p50 and speed are {mixed}; below them what they are in each state of the cores: the host "
+        "moves the CPUs of this machine nearer to each other and farther apart."
     )
 
 
@@ -212,41 +245,41 @@ def _figures_row(
     columns: list[str], name: str, engine: EngineFigures, verdict: Verdict, class_: str
 ) -> Element:
     cells: list[list[Child]] = [
-        [keyed(name, class_)],
+        engine_cell(name, class_, engine),
         interval_cell(engine.accuracy_top1, scale=100, places=1),
         [nowrap(megabytes(engine.size_bytes) if engine.size_bytes else ABSENT)],
-        interval_cell(engine.latency_ms_p50),
-        interval_cell(engine.latency_ms_p99, engine.unquoted.get("latency_ms_p99", "")),
-        interval_cell(engine.speedup_vs_reference),
-        interval_cell(engine.speedup_vs_best_fp32),
+        figure_cell(engine, "latency_ms_p50"),
+        figure_cell(engine, "latency_ms_p99"),
+        figure_cell(engine, "speedup_vs_reference"),
+        figure_cell(engine, "speedup_vs_best_fp32"),
     ]
     shown = [node("td", cell, data_label=column) for column, cell in zip(columns, cells, strict=False)]
     badge = node("span", verdict.outcome, class_=f"badge {verdict.outcome.replace(' ', '-')}")
-    shown.append(node("td", badge, node("small", verdict.reason), class_="verdict", data_label="verdict"))
+    told = node("small", f"{verdict.reason}{'; not verified' if verdict.unverified else ''}")
+    shown.append(node("td", badge, told, class_="verdict", data_label="verdict"))
     return node("tr", shown, class_="chosen" if verdict.outcome == "chosen" else None)
 
 
 # -------------------------------------------------------------------------------------------- the pictures
 
 
-def _accuracy_section(content: Content, classes: dict[str, str]) -> Element:
+def _accuracy_section(content: Content, classes: dict[str, str]) -> Element | None:
     caption = (
         "Bars are 95 % intervals. The stepped line is the Pareto front: no engine is both faster and more "
         "accurate than one on it. Dashed: the least accuracy that the goals allow. Ringed: the chosen engine."
     )
-    return node(
-        "section",
-        node("h2", "Accuracy against latency"),
-        drawing(lambda width: charts.accuracy_against_latency(content, classes, width), caption),
-    )
+    figure = drawing(lambda width: charts.accuracy_against_latency(content, classes, width), caption)
+    return node("section", node("h2", "Accuracy against latency"), figure) if figure else None
 
 
-def _latency_section(content: Content, classes: dict[str, str]) -> Element:
+def _latency_section(content: Content, classes: dict[str, str]) -> Element | None:
+    if not content.latency_ms:
+        return None
     measurements = content.measurements
+    slices = f", each for {measurements.slice_ms:g} ms" if measurements.slice_ms else ""
     caption = (
-        f"{measurements.rounds} rounds of {measurements.requests_per_round} requests, the engines in random "
-        "order in each round. Each density is scaled to its own height; the slowest requests, beyond the "
-        "axis, are in the samples."
+        f"{measurements.rounds} rounds; in each, all engines in random order{slices}. Each density is scaled "
+        "to its own height; the slowest requests, beyond the axis, are in the samples."
     )
     return node(
         "section",
@@ -362,11 +395,11 @@ def _environment_section(content: Content) -> Element:
     splits = ", ".join(f"{split.rows:,} {name}" for name, split in data.splits.items())
     facts = {
         "data": f"{data.source}: {splits}; {len(data.class_names)} classes; {data.licence}",
-        "threads of each engine": str(measurements.threads),
+        "threads of each engine": f"at most {measurements.threads}",
         "cost of timing": f"{plain(measurements.harness_us_per_request, significant=2)} µs a request",
-        "agreement of the rounds": _agreement(measurements.engines),
+        **_agreement(measurements.engines),
     }
-    facts |= condition_facts(measurements.conditions)
+    facts |= condition_facts(measurements.conditions) | state_facts(measurements.states)
     return node(
         "section",
         node("h2", "Data and machine"),
@@ -374,10 +407,13 @@ def _environment_section(content: Content) -> Element:
     )
 
 
-def _agreement(engines: dict[str, EngineFigures]) -> str:
+def _agreement(engines: dict[str, EngineFigures]) -> dict[str, str]:
     spreads = {name: e.round_spread for name, e in engines.items() if e.round_spread is not None}
+    if not spreads:
+        return {}
     worst = max(spreads, key=lambda name: spreads[name])
-    return f"p50 of the rounds within {percent(spreads[worst])} of each other at worst ({worst})"
+    told = f"p50 of the rounds within {percent(spreads[worst])} of each other at worst ({worst})"
+    return {"agreement of the rounds": told}
 
 
 def _reading_section(content: Content) -> Element:

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from components.measurements import EngineFigures, Interval, MeasurementsSpec
-from components.page.format import ABSENT, TIMES, bounds, megabytes, percent, plain
+from components.goals import COMPLETION
+from components.measurements import EngineFigures, MeasurementsSpec
+from components.page.costs import undisturbed
+from components.page.format import ABSENT, TIMES, bounds, megabytes, percent, plain, sentence
+from components.page.measured import by_state, over_the_mixture, settings_of, why_absent
 
-_COLUMNS = ("engine", "verdict", "top-1", "p50, ms", "p99, ms", "speed-up", "size")
+_COLUMNS = ("engine", "settings", "verdict", "top-1", "p50, ms", "p99, ms", "speed-up", "size")
 
 
 def markdown(title: str, figures: Mapping[str, Any]) -> str:
@@ -30,27 +33,57 @@ def markdown(title: str, figures: Mapping[str, Any]) -> str:
             "",
             *(f"| {' | '.join(cells)} |" for cells in table),
             "",
-            f"Latencies at batch 1, with 95 % intervals; the speed-up is over {_text(measured.reference)}.",
+            f"Latencies at batch 1, with 95 % intervals; the speed-up is over {_text(measured.reference)}."
+            f"{_conditions(measured)}",
             "",
+            *_doubts(figures, measured),
         ]
     )
 
 
+def _conditions(measured: MeasurementsSpec) -> str:
+    """What the figures are of, where it was noted."""
+    mixed, conditions = over_the_mixture(measured.states), measured.conditions
+    told = [f"p50 and speed-up are {mixed}" if mixed else ""]
+    told.append(f"{undisturbed(conditions)} slices were undisturbed" if conditions.slices else "")
+    return "".join(f" {sentence(one)}" for one in told if one)
+
+
+def _doubts(figures: Mapping[str, Any], measured: MeasurementsSpec) -> list[str]:
+    """What is not verified and not measured, and what completes it."""
+    verdict = figures["verdicts"].get(figures["chosen"], {})
+    told = [f"**Not verified:** {_text(goal)}." for goal in verdict.get("unverified", ())]
+    if measured.incomplete:
+        told.append(
+            f"**Not all is measured:** {_text(measured.incomplete)}. "
+            f"`{COMPLETION}`, with the name of the run for RUN, goes on where measuring stopped."
+        )
+    return [line for one in told for line in (one, "")]
+
+
 def _row(name: str, outcome: str, engine: EngineFigures) -> tuple[str, ...]:
-    accuracy, speedup = engine.accuracy_top1, engine.speedup_vs_reference
+    accuracy = engine.accuracy_top1
     return (
         _text(name),
+        settings_of(engine) or ABSENT,
         outcome,
         percent(accuracy.value) if accuracy else ABSENT,
-        _latency(engine.latency_ms_p50),
-        _latency(engine.latency_ms_p99),
-        f"{plain(speedup.value)}{TIMES}" if speedup else ABSENT,
+        _figure(engine, "latency_ms_p50"),
+        _figure(engine, "latency_ms_p99"),
+        _figure(engine, "speedup_vs_reference", TIMES),
         megabytes(engine.size_bytes) if engine.size_bytes else ABSENT,
     )
 
 
-def _latency(interval: Interval | None) -> str:
-    return f"{plain(interval.value)} ({bounds(interval)})" if interval else ABSENT
+def _figure(engine: EngineFigures, figure: str, unit: str = "") -> str:
+    """The figure with its interval and what it is in each state, or why there is none."""
+    interval = getattr(engine, figure)
+    if interval is None:
+        return _text(why_absent(engine, figure)) or ABSENT
+    if interval.low == interval.high:  # a ratio to itself
+        return f"{plain(interval.value)}{unit}"
+    states = "".join(f"; {state} {value}{unit}" for state, value in by_state(engine, figure))
+    return f"{plain(interval.value)}{unit} ({bounds(interval)}){states}"
 
 
 def _text(text: str) -> str:

@@ -5,10 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from components.measurements import EngineFigures, Interval
+from components.measurements import CoreState, EngineFigures, Interval
 from components.report.content import Content
 
 INTERVALS = (
@@ -30,6 +31,7 @@ def figures_json(content: Content) -> str:
             "chosen": decision.chosen,
             "nearest": decision.nearest,
             "reason": decision.reason,
+            "undecided": decision.undecided,
             "verdicts": {name: asdict(verdict) for name, verdict in decision.verdicts.items()},
             "measurements": content.measurements.model_dump(mode="json"),
             "steps": [asdict(step) for step in content.steps],
@@ -39,11 +41,14 @@ def figures_json(content: Content) -> str:
 
 
 def figures_csv(content: Content) -> str:
-    """A row an engine; an interval is three columns: the figure, `_low` and `_high`; no figure, no text."""
-    engines = content.measurements.engines
+    """A row an engine; an interval is three columns: the figure, `_low` and `_high`; no figure, no text.
+
+    A figure of one state of the cores has the state's name behind its own: latency_ms_p50_near.
+    """
+    engines, states = content.measurements.engines, content.measurements.states
     batches = sorted({item.batch for engine in engines.values() for item in engine.throughput})
     rows = [
-        {"engine": name, "verdict": content.decision.verdicts[name].outcome, **_row(engine, batches)}
+        {"engine": name, "verdict": content.decision.verdicts[name].outcome, **_row(engine, batches, states)}
         for name, engine in engines.items()
     ]
     text = io.StringIO(newline="")
@@ -53,7 +58,7 @@ def figures_csv(content: Content) -> str:
     return text.getvalue()
 
 
-def _row(engine: EngineFigures, batches: list[int]) -> dict[str, Any]:
+def _row(engine: EngineFigures, batches: list[int], states: Sequence[CoreState]) -> dict[str, Any]:
     row: dict[str, Any] = {
         "status": engine.status,
         "target": engine.target,
@@ -62,11 +67,17 @@ def _row(engine: EngineFigures, batches: list[int]) -> dict[str, Any]:
         "size_bytes": engine.size_bytes,
         "parameters": engine.parameters,
         "macs": engine.macs,
+        "threads": engine.settings.threads if engine.settings else None,
+        "spinning": engine.settings.spinning if engine.settings else None,
         "samples": engine.samples,
         "round_spread": engine.round_spread,
     }
     for figure in INTERVALS:
         row |= _columns(figure, getattr(engine, figure))
+    for state in states if len(states) > 1 else ():
+        in_it = next((one for one in engine.states if one.state == state.name), None)
+        for figure in ("latency_ms_p50", "speedup_vs_reference", "speedup_vs_best_fp32"):
+            row |= _columns(f"{figure}_{state.name}", getattr(in_it, figure, None))
     measured = {item.batch: item.images_per_s for item in engine.throughput}
     for batch in batches:
         row |= _columns(f"images_per_s_batch_{batch}", measured.get(batch))

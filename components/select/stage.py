@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from components.artifacts import Artifact, EngineSpec, copy_files, write_text_atomic
+from components.artifacts import Artifact, EngineSpec, copy_engine, write_text_atomic
 from components.contract import Output, Result
 from components.errors import GateFailed, StageFailed
 from components.goals import (
@@ -23,8 +23,9 @@ def run(
     engines: dict[str, Artifact[EngineSpec]],
     out: Output,
 ) -> Result[EngineSpec]:
-    """Write the chosen engine itself, with `decision.json` beside its files.
+    """Write the chosen engine itself, of its variants the one that was measured, with `decision.json`.
 
+    What is not measured keeps no engine out; `decision.json` says what the choice was made without.
     Raises GateFailed naming the nearest engine and what it misses if none meets the goals, and StageFailed
     if `measured` is not about these engines.
     """
@@ -44,10 +45,12 @@ def run(
         figures=figures,
         reference_figures=reference_figures,
         verdicts=decision.verdicts,
+        undecided=decision.undecided,
+        states=measured.spec.states,
     )
-    copy_files(chosen, out.path)
+    spec = copy_engine(chosen, figures.variant, out.path)
     write_text_atomic(out.path / DECISION_FILE, record.model_dump_json(indent=1))
-    return Result(chosen.spec, _metrics(config, decision, figures, reference_figures))
+    return Result(spec, _metrics(config, decision, figures, reference_figures))
 
 
 def _check_measured(measured: Artifact[MeasurementsSpec], engines: dict[str, Artifact[EngineSpec]]) -> None:
@@ -83,12 +86,12 @@ def _metrics(
     objective = objective_interval(goals.objective, figures)
     outcomes = [verdict.outcome for verdict in decision.verdicts.values()]
     metrics = {
-        goals.objective: objective.value,
-        f"{goals.objective}_low": objective.low,
-        f"{goals.objective}_high": objective.high,
         "size_bytes": float(figures.size_bytes),
         "qualified_engines": float(sum(outcome in ("chosen", "tied", "qualified") for outcome in outcomes)),
     }
+    if objective:
+        name = goals.objective
+        metrics |= {name: objective.value, f"{name}_low": objective.low, f"{name}_high": objective.high}
     return metrics | _accuracy(figures.accuracy_top1, reference.accuracy_top1) | _speedups(figures)
 
 

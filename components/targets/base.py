@@ -12,6 +12,7 @@ from pydantic import Field
 
 from components.artifacts import Artifact, DatasetSpec, EngineSpec, ModelSpec
 from components.contract import Config, Output
+from components.measurements import EngineSettings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -35,15 +36,16 @@ class Built:
     file: what the runtime opens. companions: files beside it that no runtime opens; they do not count as the
     engine's size. identity: what the engine is bound to, and the runtime's version.
     notes: choices made while building that a reader should know; they are part of the artifact's identity,
-    so they hold no timings. metrics: figures behind those choices.
+    so they hold no timings. variants: the same built otherwise, each in the output folder's folder of that
+    name, where only a measurement can say which is faster.
     """
 
     file: str
     precision: Precision
     identity: dict[str, str]
     notes: tuple[str, ...] = field(default_factory=tuple)
-    metrics: Mapping[str, float] = field(default_factory=dict)
     companions: tuple[str, ...] = ()
+    variants: Mapping[str, Built] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -97,8 +99,15 @@ class Target(Config, ABC):
         """Write the engine of `model` into `out.path`. Called only where nothing is `missing`."""
 
     @abstractmethod
-    def load(self, folder: Path, engine: EngineSpec, *, threads: int) -> Session:
+    def load(
+        self, folder: Path, engine: EngineSpec, *, threads: int, spinning: bool | None = None
+    ) -> Session:
         """Load the engine in `folder` (an artifact's or a bundle's).
 
+        spinning: as in `EngineSettings`; a runtime without such a switch takes no notice of it.
         Raises StageFailed if the engine is bound to other hardware or versions than these.
         """
+
+    def candidates(self, engine: EngineSpec, threads: int) -> tuple[EngineSettings, ...]:
+        """The settings worth trying with at most `threads` threads, those of its runtime's default first."""
+        return (EngineSettings(threads=threads),)

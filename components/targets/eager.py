@@ -9,6 +9,7 @@ from components import hardware
 from components.artifacts import Artifact, DatasetSpec, EngineSpec, ModelSpec, write_text_atomic
 from components.contract import Output
 from components.errors import StageFailed
+from components.measurements import EngineSettings
 from components.targets.base import Built, NotBuilt, Session, Target
 
 if TYPE_CHECKING:
@@ -45,7 +46,9 @@ class Eager(Target):
         device = f"cuda {torch.cuda.get_device_name()}" if gpu else "cpu"
         return Built(DESCRIPTION, "fp32", {"runtime": f"torch {torch.__version__}", "device": device})
 
-    def load(self, folder: Path, engine: EngineSpec, *, threads: int) -> Session:
+    def load(
+        self, folder: Path, engine: EngineSpec, *, threads: int, spinning: bool | None = None
+    ) -> Session:
         """The network of `model.json` on the device it was built for."""
         import torch
 
@@ -64,6 +67,10 @@ class Eager(Target):
         spec = ModelSpec.model_validate_json((folder / engine.file).read_bytes())
         network = models.load_weights(models.rebuild(spec), folder / models.WEIGHTS)
         return EagerSession(network.eval().to(device), device)
+
+    def candidates(self, engine: EngineSpec, threads: int) -> tuple[EngineSettings, ...]:
+        """As users run it: torch has a thread for each physical core unless it is told otherwise."""
+        return (EngineSettings(threads=min(threads, hardware.usable_cores())),)
 
 
 class EagerSession:

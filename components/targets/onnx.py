@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -11,19 +13,25 @@ from components import hardware
 from components.artifacts import Artifact, DatasetSpec, EngineSpec, ModelSpec, QuantizationSpec
 from components.contract import Output
 from components.errors import StageFailed
+from components.measurements import EngineSettings
 from components.targets.base import Built, NotBuilt, Session, Target
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from components.targets.onnx_int8 import Activations, Choice
+    from components.targets.onnx_int8 import Activations
 
 FILE = "model.onnx"
+_FEW_THREADS = 4
 
 
 class Onnx(Target):
-    """One `model.onnx` with a free batch; int8 where the model carries a quantization spec."""
+    """One `model.onnx` with a free batch; int8 where the model carries a quantization spec.
+
+    Whether signed or unsigned activations are faster depends on the machine and is for the benchmark to say:
+    unless the spec says which, the engine comes with both.
+    """
 
     target: Literal["onnx"] = "onnx"
     opset: int = Field(default=20, ge=18, le=23)
@@ -40,13 +48,16 @@ class Onnx(Target):
         import onnxruntime
 
         from components import models
-        from components.targets.onnx_graph import export_graph, nodes_of_layers, save_graph
+        from components.targets.onnx_graph import export_graph, nodes_of_layers, save_graph, to_int8
+        from components.targets.onnx_int8 import (
+            SEVEN_BITS,
+            candidate_activations,
+            needs_7_bits,
+            variant_of,
+        )
 
         quantization = model.spec.quantization
         graph = export_graph(models.load(model), model.spec.input, opset=self.opset)
-        excluded = nodes_of_layers(graph, quantization.excluded_layers) if quantization else []
-        file = out.path / FILE
-        save_graph(graph, file)
         identity = {
             "runtime": f"onnxruntime {onnxruntime.__version__}",
             "opset": str(self.opset),
@@ -54,11 +65,32 @@ class Onnx(Target):
             "cpu_flags": " ".join(hardware.cpu_flags()),
         }
         if quantization is None:
+            save_graph(graph, out.path / FILE)
             return Built(FILE, "fp32", identity)
-        choice = _quantize(file, quantization, excluded, calibration(model, data), out)
-        identity |= {"activations": choice.activations, "weight_bits": str(choice.weight_bits)}
-        metrics = {f"latency_ms_{kind}_activations": value for kind, value in choice.latencies_ms.items()}
-        return Built(FILE, "int8", identity, choice.notes, metrics)
+        excluded = nodes_of_layers(graph, quantization.excluded_layers)
+        samples = calibration(model, data)
+
+        def in_int8(activations: Activations, folder: Path) -> Built:
+            folder.mkdir(exist_ok=True)
+            seven_bits = needs_7_bits(activations)
+            to_int8(
+                fp32,
+                folder / FILE,
+                quantization,
+                samples,
+                activations=activations,
+                excluded_nodes=excluded,
+                reduce_range=seven_bits,
+            )
+            told = {"activations": activations, "weight_bits": "7" if seven_bits else "8"}
+            return Built(FILE, "int8", identity | told, (SEVEN_BITS,) if seven_bits else ())
+
+        with tempfile.TemporaryDirectory(dir=out.scratch) as scratch:
+            fp32 = Path(scratch) / FILE
+            save_graph(graph, fp32)
+            default, *others = candidate_activations(quantization.activations)
+            variants = {variant_of(kind): in_int8(kind, out.path / variant_of(kind)) for kind in others}
+            return replace(in_int8(default, out.path), variants=variants)
 
     def _device(self, quantization: QuantizationSpec | None) -> str:
         from components.targets.onnx_session import has_cuda
@@ -73,7 +105,9 @@ class Onnx(Target):
         # The CUDA provider has no int8 convolutions: it would dequantize everything and run it in fp32.
         return "cuda" if has_cuda() and hardware.gpu_names() and quantization is None else "cpu"
 
-    def load(self, folder: Path, engine: EngineSpec, *, threads: int) -> Session:
+    def load(
+        self, folder: Path, engine: EngineSpec, *, threads: int, spinning: bool | None = None
+    ) -> Session:
         """An ONNX Runtime session on the device the engine was built for."""
         from components.targets.onnx_session import OnnxSession, has_cuda
 
@@ -91,7 +125,28 @@ class Onnx(Target):
                 why="on this one its products would saturate and its answers change",
                 fix="export it again on this machine",
             )
-        return OnnxSession(folder / engine.file, device=device, threads=threads)
+        return OnnxSession(folder / engine.file, device=device, threads=threads, spinning=spinning)
+
+    def candidates(self, engine: EngineSpec, threads: int) -> tuple[EngineSettings, ...]:
+        """On the CPU those of `cpu_candidates`; on a GPU one."""
+        if engine.identity["device"] == "cuda":
+            return super().candidates(engine, threads)
+        return cpu_candidates(threads)
+
+
+def cpu_candidates(threads: int) -> tuple[EngineSettings, ...]:
+    """The settings of ONNX Runtime on the CPU worth trying with at most `threads` threads, its default first.
+
+    One thread has no pool whose threads could spin. Many lose to fewer where two CPUs share a core, or are
+    far from each other.
+    """
+    alone = EngineSettings(threads=1)
+    if threads == 1:
+        return (alone,)
+    pools = [EngineSettings(threads=threads, spinning=spinning) for spinning in (True, False)]
+    if threads > _FEW_THREADS:
+        pools.append(EngineSettings(threads=threads // 2, spinning=True))
+    return (*pools, alone)
 
 
 def calibration(model: Artifact[ModelSpec], data: Artifact[DatasetSpec]) -> NDArray[np.float32]:
@@ -107,27 +162,3 @@ def products_saturate() -> bool:
     """Whether this CPU adds pairs of uint8 x int8 products in 16 bits, where large weights overflow."""
     flags = hardware.cpu_flags()
     return "avx2" in flags and not {"avx512_vnni", "avx_vnni"} & set(flags)
-
-
-def _quantize(
-    file: Path, spec: QuantizationSpec, excluded: list[str], x_nchw: NDArray[np.float32], out: Output
-) -> Choice:
-    """Replace the fp32 graph in `file` by its int8 one."""
-    import onnx
-
-    from components.targets.onnx_graph import to_int8
-    from components.targets.onnx_int8 import choose_activations, needs_7_bits
-
-    def write(place: Path, activations: Activations) -> None:
-        to_int8(
-            file,
-            place,
-            spec,
-            x_nchw,
-            activations=activations,
-            excluded_nodes=excluded,
-            reduce_range=needs_7_bits(activations),
-        )
-
-    request = {onnx.load(file).graph.input[0].name: x_nchw[:1]}
-    return choose_activations(write, spec.activations, request, file, scratch=out.scratch)

@@ -1,14 +1,10 @@
-"""Any fp32 ONNX graph in int8: Q/DQ nodes, calibrated, signed or unsigned, by what is faster here.
+"""Any fp32 ONNX graph in int8: Q/DQ nodes, calibrated, with signed or unsigned activations.
 
 Does not import torch.
 """
 
 from __future__ import annotations
 
-import shutil
-import tempfile
-from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
 
@@ -25,14 +21,13 @@ from onnxruntime.quantization.shape_inference import quant_pre_process
 from components.artifacts import QuantizationSpec
 from components.images import batches
 from components.targets.onnx import products_saturate
-from components.targets.onnx_session import Feeds, OnnxSession, latencies_ms
+from components.targets.onnx_session import Feeds
 from components.targets.quiet import quiet
 
 Activations = Literal["uint8", "int8"]
 
 _LARGEST_BATCH = 32
-# Signed activations have to be this much faster than unsigned ones to be preferred: closer is noise.
-_CLEARLY_FASTER = 0.95
+SEVEN_BITS = "weights have 7 bits: uint8 x int8 products saturate on the CPU it was built on"
 
 # What ONNX Runtime's guide asks of a graph for TensorRT: zero points of 0, weights left as fp32 behind their
 # own Q/DQ, biases as they are, no Q/DQ on the outputs.
@@ -106,55 +101,14 @@ def quantize_graph(
 # ----------------------------------------------------------------------------------------- signed or unsigned
 
 
-@dataclass(frozen=True)
-class Choice:
-    """The kept number formats of an int8 graph, why, and what was measured to choose."""
-
-    activations: Activations
-    notes: tuple[str, ...]
-    latencies_ms: dict[str, float]
-
-    @property
-    def weight_bits(self) -> int:
-        """7 where products of 8 bits would saturate."""
-        return 7 if needs_7_bits(self.activations) else 8
+def candidate_activations(wanted: Literal["auto", "uint8", "int8"]) -> tuple[Activations, ...]:
+    """What an int8 graph is built with; first what is used where nothing was measured."""
+    return ("uint8", "int8") if wanted == "auto" else (wanted,)
 
 
-def choose_activations(
-    write: Callable[[Path, Activations], None],
-    wanted: Literal["auto", "uint8", "int8"],
-    request: Feeds,
-    place: Path,
-    *,
-    scratch: Path,
-) -> Choice:
-    """Have `write` make the int8 graph and put it at `place`; of both with "auto", int8 if clearly faster.
-
-    They are timed in turns with `request`, on one thread.
-    """
-    both: tuple[Activations, ...] = ("uint8", "int8")
-    candidates = both if wanted == "auto" else (wanted,)
-    with tempfile.TemporaryDirectory(dir=scratch) as folder:
-        files = {kind: Path(folder) / f"{kind}.onnx" for kind in candidates}
-        for kind, file in files.items():
-            write(file, kind)
-        measured: dict[Activations, float] = {}
-        if len(files) > 1:
-            sessions = {kind: OnnxSession(file, device="cpu", threads=1) for kind, file in files.items()}
-            measured = latencies_ms(sessions, request)
-        kept = candidates[0]
-        if measured and measured["int8"] < _CLEARLY_FASTER * measured["uint8"]:
-            kept = "int8"
-        shutil.move(files[kept], place)  # scratch may be on another file system
-    notes = []
-    if measured:
-        notes.append(
-            f"activations are {kept}: uint8 and int8 were both measured where it was built, and int8 is kept "
-            f"if it is more than {100 * (1 - _CLEARLY_FASTER):.0f} % faster"
-        )
-    if needs_7_bits(kept):
-        notes.append("weights have 7 bits: uint8 x int8 products saturate on the CPU it was built on")
-    return Choice(kept, tuple(notes), {str(kind): value for kind, value in measured.items()})
+def variant_of(activations: Activations) -> str:
+    """What a build that is not the first of its candidates is called."""
+    return f"{activations}-activations"
 
 
 def needs_7_bits(activations: Activations) -> bool:

@@ -23,16 +23,17 @@ PROVIDERS = {
 
 
 class OnnxSession:
-    """A session whose threads sleep rather than spin between requests."""
+    """An ONNX file opened for requests."""
 
-    def __init__(self, file: Path, *, device: str, threads: int) -> None:
+    def __init__(self, file: Path, *, device: str, threads: int, spinning: bool | None = None) -> None:
         """Open `file`; ONNX Runtime itself refuses weights that lie outside the file's folder.
 
+        spinning: see `session_options`.
         Raises StageFailed if ONNX Runtime cannot load it.
         """
         try:
             self._session = onnxruntime.InferenceSession(
-                file, session_options(threads), providers=PROVIDERS[device]
+                file, session_options(threads, spinning), providers=PROVIDERS[device]
             )
         except HpmlError:  # a signal's
             raise
@@ -70,14 +71,19 @@ def _check_runs_on(device: str, providers: list[str]) -> None:
         )
 
 
-def session_options(threads: int) -> onnxruntime.SessionOptions:
-    """One node after the other, with so many threads, which sleep rather than spin between requests."""
+def session_options(threads: int, spinning: bool | None = None) -> onnxruntime.SessionOptions:
+    """One node after the other, with so many threads.
+
+    spinning: whether they spin for some milliseconds after a request rather than sleep. That answers the
+    next one sooner and takes the CPU from all others; None leaves ONNX Runtime's default, which is to spin.
+    """
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads
     options.inter_op_num_threads = 1
     options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
     options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    if spinning is not None:
+        options.add_session_config_entry("session.intra_op.allow_spinning", str(int(spinning)))
     return options
 
 

@@ -45,6 +45,11 @@ class TensorRT(Target):
             raise ValueError(f"optimal_batch {self.optimal_batch} is above max_batch {self.max_batch}")
         return self
 
+    @property
+    def decides_by_timing(self) -> bool:
+        """The builder times kernels to choose among them."""
+        return True
+
     def missing(self) -> str:
         """What this machine lacks; empty if nothing."""
         if not hardware.gpu_names():
@@ -105,7 +110,9 @@ class TensorRT(Target):
         (out.path / FILE).write_bytes(plan)
         return Built(FILE, precision, tensorrt_engine.identity(), companions=(GRAPH,))
 
-    def load(self, folder: Path, engine: EngineSpec, *, threads: int) -> Session:
+    def load(
+        self, folder: Path, engine: EngineSpec, *, threads: int, spinning: bool | None = None
+    ) -> Session:
         """The plan on this machine's GPU. Loading a plan is running code: open verified artifacts only."""
         if missing := self.missing():
             raise StageFailed(f"the TensorRT engine in {folder} cannot run here", why=missing)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ import pytest
 
 from components import process
 from components.benchmark.engine_process import EngineProcess
+from pipelines.forkserver import ForkServer
 
 FAT_BYTES = 300_000_000
 
@@ -52,3 +54,44 @@ def test_what_the_system_does_not_tell_is_not_measured(monkeypatch: pytest.Monke
 
         monkeypatch.setattr(Path, "read_text", read)
         assert process.peak_rss_bytes() is None
+
+
+# What a step's process starts: a training worker (the environment as it is), and an engine to be measured.
+STEP = """
+import json, subprocess, sys
+from components import __main__, process
+__main__.main(["--about"])
+told = "import json, os; print(json.dumps(dict(os.environ)))"
+ask = lambda env: json.loads(subprocess.check_output([sys.executable, "-c", told], env=env))
+print(json.dumps([ask(None), ask(process.users_environment())]))
+"""
+NAMES = ("OMP_WAIT_POLICY", "GOMP_SPINCOUNT")
+
+
+@pytest.mark.parametrize(
+    ("of_the_user", "engine"),
+    [({}, [None, None]), ({"OMP_WAIT_POLICY": "ACTIVE"}, ["ACTIVE", None])],
+    ids=["nothing set", "set by the user"],
+)
+def test_threads_of_a_step_sleep_and_those_of_an_engine_are_as_users_run_them(
+    of_the_user: dict[str, str], engine: list[str | None]
+) -> None:
+    clean = {name: value for name, value in os.environ.items() if name not in NAMES}
+    done = subprocess.run(
+        [sys.executable, "-c", STEP], env=clean | of_the_user, capture_output=True, text=True, check=True
+    )
+    found = [[told.get(name) for name in NAMES] for told in json.loads(done.stdout.splitlines()[-1])]
+    assert found == [[of_the_user.get("OMP_WAIT_POLICY", "PASSIVE"), "3000"], engine]
+
+
+def test_a_forked_step_has_them_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in NAMES:
+        monkeypatch.delenv(name, raising=False)
+    server, log = ForkServer(), tmp_path / "log"
+    try:
+        server.start("subprocess:call", {"args": ["env"]}, log)
+        while not server.ended(60):
+            pass
+    finally:
+        server.close()
+    assert {"OMP_WAIT_POLICY=PASSIVE", "GOMP_SPINCOUNT=3000"} < set(log.read_text().splitlines())

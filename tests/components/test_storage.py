@@ -414,7 +414,7 @@ def test_a_mirror_follows_a_folder(bucket: Bucket, tmp_path: Path) -> None:
 
 
 def test_a_mirror_makes_a_last_pass_when_the_work_fails(bucket: Bucket, tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), storage.Mirror(tmp_path / "s", f"{bucket.uri}/s", only="c-*/*"):
+    with pytest.raises(ZeroDivisionError), storage.Mirror(tmp_path / "s", f"{bucket.uri}/s", only=("c-*/*",)):
         appear(tmp_path / "s" / "c-1" / "a", b"1")
         appear(tmp_path / "s" / "logs" / "b", b"2")
         raise ZeroDivisionError

@@ -95,3 +95,34 @@ def show(
     seen = {"there": sorted(others), "wished": wished is not None, "left_out": dict(out.left_out)}
     (out.path / "number").write_text(json.dumps(seen))
     return Result(NumberSpec(title="shown"))
+
+
+class Rounds(Number):
+    needed: int = 2
+    require_quiet: bool = False
+
+
+def benchmark(config: Rounds, *, first: Artifact[NumberSpec], out: Output) -> Result[NumberSpec]:
+    """Do one of the rounds that are needed; those of attempts before are in the scratch."""
+    kept = out.scratch / "checkpoints-rounds"
+    kept.mkdir(exist_ok=True)
+    (kept / f"{len(list(kept.iterdir()))}.json").write_text("{}")
+    rounds = len(list(kept.iterdir()))
+    (out.path / "number").write_text(str(rounds))
+    missing = f"{rounds} of {config.needed} rounds" if rounds < config.needed else ""
+    refused = missing if config.require_quiet else ""
+    return Result(NumberSpec(title=f"{rounds} rounds"), rejected=refused, incomplete=missing)
+
+
+def alone(config: Number, *, first: Artifact[NumberSpec], out: Output) -> Result[NumberSpec]:
+    """Write when it ran."""
+    begun_s = time.monotonic()
+    time.sleep(config.nap_s)
+    (out.path / "number").write_text(json.dumps([begun_s, time.monotonic()]))
+    return Result(NumberSpec(title=config.tag))
+
+
+class Timed(Number):
+    @property
+    def decides_by_timing(self) -> bool:
+        return True

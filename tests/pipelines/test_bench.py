@@ -25,7 +25,7 @@ from components.benchmark.subjects import (
 )
 from components.errors import ConfigInvalid, GateFailed, HpmlError, StageFailed, UsageError
 from components.export import stage as export
-from components.measurements import Conditions, MeasurementsSpec
+from components.measurements import MeasurementsSpec
 from components.targets import Onnx
 from pipelines import bench, bench_tables, measurable, run_record
 from pipelines.__main__ import main
@@ -40,8 +40,20 @@ from tests.small_subjects import (
 )
 
 QUICK = (
-    *["--rounds", "5", "--launches", "2", "--requests", "20", "--batch", "1,4", "--budget-s", "60"],
-    "--allow-noise",
+    *[
+        "--rounds",
+        "5",
+        "--launches",
+        "2",
+        "--batch",
+        "1,4",
+        "--budget-s",
+        "60",
+        "--precision",
+        "0.9",
+        "--max-waited",
+        "1e6",
+    ],
 )
 
 
@@ -317,7 +329,7 @@ def test_a_server_is_no_disturbance(models: Path, hints: Hints) -> None:
         found = measurable.measurables([f"{server.url}/v2/models/sum", str(models / "small.onnx")], hints)
     quiet = bench._config(found, bench.Wishes()).quiet
     alone = config(models, hints, "small.onnx").quiet
-    assert quiet.max_others == 1 > alone.max_others and quiet.max_stolen == alone.max_stolen
+    assert quiet.max_waited == 1 > alone.max_waited and quiet.max_stolen == alone.max_stolen
 
 
 def test_the_same_inputs_for_those_that_take_the_same(models: Path, hints: Hints, tmp_path: Path) -> None:
@@ -467,34 +479,42 @@ def test_a_server_beside_an_onnx_file(
     assert read_record(folder) == record
 
 
-def test_an_invalid_measurement_has_no_figures_and_exit_code_5(
-    measured: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+def test_an_incomplete_measurement_is_a_warning_and_with_strict_exit_code_5(
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    record = read_record(measured)
-    spec = record.measurements.model_copy(
-        update={"invalid": "the machine was disturbed", "engines": {}, "conditions": Conditions(slices=3)}
-    )
-    (tmp_path / "bench.json").write_text(record.model_copy(update={"measurements": spec}).model_dump_json())
-    with pytest.raises(SystemExit) as ended:
-        main(["bench", "--from", str(tmp_path)])
-    told = capsys.readouterr()
-    assert ended.value.code == 5 and "INVALID" in told.err and "the machine was disturbed" in told.err
-    assert not re.search(r"\d ms|p50", told.out)
-    assert "there are no figures" in bench.page(read_record(tmp_path))
+    bench.warn_incomplete("", strict=True)
+    assert capsys.readouterr().err == ""
+    bench.warn_incomplete("small.onnx: machine busy", strict=False)
+    warning, fix = capsys.readouterr().err.splitlines()
+    assert warning == "warning: the measurement is incomplete: small.onnx: machine busy"
+    assert "--budget-s" in fix
+    with pytest.raises(GateFailed, match=r"small\.onnx: machine busy"):
+        bench.warn_incomplete("small.onnx: machine busy", strict=True)
 
 
-def test_a_machine_that_is_not_quiet_is_refused(models: Path, tmp_path: Path) -> None:
+@pytest.mark.parametrize(("option", "instead"), [("--allow-noise", "--strict"), ("--requests=9", "slice_ms")])
+def test_an_option_that_does_nothing_any_more_is_taken_and_said(
+    capsys: pytest.CaptureFixture[str], option: str, instead: str
+) -> None:
+    with pytest.raises(SystemExit):
+        main(["bench", option, "absent.onnx"])
+    told, error = capsys.readouterr().err.splitlines()
+    assert told.startswith(f"{option.partition('=')[0]} no longer does anything: ") and instead in told
+    assert "absent.onnx" in error
+    main(["bench", "engines", "--help"])
+    assert option.partition("=")[0] not in capsys.readouterr().out
+
+
+def test_what_a_busy_machine_leaves_is_written_and_told(models: Path, tmp_path: Path) -> None:
     """No slice can pass limits that nothing meets, so the budget ends first."""
     found = measurable.measurables([str(models / "small.onnx")], Hints(tmp_path / "runs"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("components.benchmark.watch.Watch.disturbances", lambda *_: ["a hog"])
+        patch.setattr("components.benchmark.watch.Watch.disturbances_outside", lambda *_: ["a hog"])
         record, folder = bench.measure(
             tmp_path / "runs", found, bench.Wishes(batches=(1,), budget_s=1.0), command=(), folder=None
         )
-    assert "a hog" in record.measurements.invalid and record.measurements.engines == {}
+    assert "not measured: latency at batch 1" in record.measurements.incomplete
     assert isinstance(read_record(folder).measurements, MeasurementsSpec)
-    with pytest.raises(GateFailed, match="a hog"):
-        bench.refuse_invalid(record)
 
 
 def test_a_folder_that_is_there_already_is_not_written_over(models: Path, measured: Path) -> None:

@@ -15,13 +15,14 @@ from hypothesis import strategies as st
 from components.artifacts import Lineage, seal_artifact
 from components.benchmark.record import BenchRecord, SubjectRecord
 from components.benchmark.stage import BenchmarkConfig
-from components.errors import GateFailed, UsageError
+from components.errors import UsageError
 from components.measurements import EngineFigures, Interval, MeasurementsSpec, Throughput
 from pipelines import compare, run_record
 from pipelines.__main__ import main
 from pipelines.compare import MARGIN, ratio, verdict
 from pipelines.run_record import RunRecord, StepRecord
 from pipelines.store import Store
+from tests import measured_specs
 
 
 def around(value: float, share: float = 0.01) -> Interval:
@@ -50,7 +51,6 @@ def spec(engines: dict[str, EngineFigures], **fields: Any) -> MeasurementsSpec:
         "best_fp32": "",
         "engines": engines,
         "rounds": 20,
-        "requests_per_round": 50,
         "threads": 2,
         "seed": 0,
         "environment": {"cpu": "a CPU", "kernel": "6.1"},
@@ -205,10 +205,10 @@ def test_a_run_and_a_bench_and_what_differs_between_them(tmp_path: Path) -> None
 def test_what_cannot_be_compared_is_refused(tmp_path: Path) -> None:
     one = bench_folder(tmp_path / "a", spec({"x": engine(1.0)}))
     other = bench_folder(tmp_path / "b", spec({"y": engine(1.0)}))
-    invalid = bench_folder(tmp_path / "c", spec({}, invalid="a hog"))
+    invalid = bench_folder(tmp_path / "c", spec({}, invalid="a hog"))  # of a version before
     with pytest.raises(UsageError, match="no engine in common"):
         compare.compare(tmp_path, str(one), str(other))
-    with pytest.raises(GateFailed, match=r"INVALID.*a hog"):
+    with pytest.raises(UsageError, match=r"no engine in common.*the other has none \(a hog\)"):
         compare.compare(tmp_path, str(one), str(invalid))
     with pytest.raises(UsageError, match="there is no run"):
         compare.compare(tmp_path, str(one), "yesterday")
@@ -275,6 +275,84 @@ def test_an_engine_that_is_gone_is_not_passed_over_in_silence(
     printed = capsys.readouterr()
     assert printed.err == "undecided: in one of the two only: gone\n"
     assert json.loads(printed.out)["unmatched"] == ["gone"]
+
+
+# -------------------------------------------------------------------------------------------- like with like
+
+OTHER_SHARES = {"near": 0.9, "far": 0.1}
+
+
+def benches(tmp_path: Path, before: MeasurementsSpec, after: MeasurementsSpec) -> list[str]:
+    return [str(bench_folder(tmp_path / name, spec)) for name, spec in (("a", before), ("b", after))]
+
+
+def ended(arguments: list[str]) -> int:
+    try:
+        main(["compare", *arguments])
+    except SystemExit as ending:
+        return int(ending.code or 0)
+    return 0
+
+
+def test_p50_is_compared_in_each_state_that_both_saw(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing changed but how the host had placed the CPUs, which makes every mixture 1.2 times as slow."""
+    sides = benches(tmp_path, measured_specs.two_states(OTHER_SHARES), measured_specs.two_states())
+    found = compare.compare(tmp_path, *sides)
+    of_int8 = [row for row in found.rows if row.engine == "int8/onnx"]
+    assert [(row.figure, row.verdict) for row in of_int8[:2]] == [
+        ("p50 near, ms", "tied"),
+        ("p50 far, ms", "tied"),
+    ]
+    assert {row.verdict for row in of_int8[2:]} == {"not alike"}
+    assert not any(row.is_like for row in of_int8[2:])
+    (difference,) = found.differences
+    assert difference == (
+        "the cores were near 90 % (205 ns), far 10 % (490 ns), then near 35 % (205 ns), far 65 % (490 ns); "
+        "p50 is compared in each state"
+    )
+    assert ended([*sides, "--fail-slower", "5%"]) == 0
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line == (
+        "undecided: fp32/eager samples/s at 1 and 11 more: over other mixtures of the cores' states"
+    )
+
+
+def test_a_state_is_the_same_by_its_round_trip_not_by_its_name(tmp_path: Path) -> None:
+    """A run that saw one state only has no name for it."""
+    far = measured_specs.states()[1].model_copy(update={"name": "", "share": 1.0})
+    alone = measured_specs.one_state(states=(far,))
+    rows = compare.compare(tmp_path, *benches(tmp_path, alone, measured_specs.two_states())).rows
+    (row,) = [row for row in rows if row.engine == "int8/onnx" and row.figure.startswith("p50")]
+    assert row.figure == "p50 far, ms" and row.after.value == pytest.approx(0.219)
+
+
+def test_versions_before_and_machines_of_one_state_are_compared_as_they_are(tmp_path: Path) -> None:
+    before = measured_specs.one_state()
+    found = compare.compare(tmp_path, *benches(tmp_path, before, before))
+    assert {row.figure for row in found.rows} >= {"p50, ms", "samples/s at 8"}
+    assert all(row.is_like for row in found.rows) and not found.differences
+
+
+def test_what_is_not_measured_on_a_side_is_said_and_stops_a_gate_only(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    sides = benches(tmp_path, measured_specs.two_states(), measured_specs.too_busy())
+    assert ended(sides) == 0
+    told = capsys.readouterr().out
+    assert f"int8/onnx in {sides[1]}: not measured: {measured_specs.BUSY}" in told.replace("\n", "")
+    assert ended([*sides, "--fail-slower", "5%"]) == 5
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "is not known: fp32/eager in " in line and "hpml bench RUN goes on measuring a run" in line
+
+
+def test_other_settings_are_a_difference(tmp_path: Path) -> None:
+    before, after = measured_specs.two_states(), measured_specs.two_states()
+    slower = measured_specs.engine("int8/onnx", settings={"threads": 1, "spinning": False})
+    after = after.model_copy(update={"engines": {**after.engines, "int8/onnx": slower}})
+    found = compare.compare(tmp_path, *benches(tmp_path, before, after))
+    assert found.differences == ("settings of int8/onnx: 2 threads, spinning, then 1 thread, not spinning",)
 
 
 @pytest.mark.parametrize("text", ["5%%", "five", "-1%", "nan", "", "5 % more", "5", "101%"])

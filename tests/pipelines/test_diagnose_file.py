@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -20,11 +21,14 @@ from components.measurements import (
     EngineFigures,
     GemmPoint,
     Interval,
+    MeasurementsSpec,
     Throughput,
 )
 from pipelines import diagnose as diagnosis
 from pipelines import diagnose_file
 from pipelines.__main__ import main
+from pipelines.bench import Wishes
+from pipelines.console import PlainWatcher
 from pipelines.measurable import Hints, measurable
 from tests.small_subjects import write_endless, write_image_model, write_text_model
 
@@ -74,7 +78,7 @@ def figures(**fields: Any) -> EngineFigures:
 def told_of(file: Path, tmp_path: Path, **sizes: int) -> tuple[EngineDiagnosis, list[str]]:
     found = measurable(str(file), Hints(tmp_path, sizes=sizes))
     assert isinstance(found.subject, OnnxSubject)
-    return diagnose_file._in_a_process(found.subject, found.signature, figures(), CEILINGS, 1, 120)
+    return diagnose_file._in_a_process(found.subject, found.signature, figures(), (), CEILINGS, 1, 120)
 
 
 @pytest.fixture(scope="module")
@@ -103,6 +107,7 @@ def test_a_file_with_several_inputs_of_other_types(tmp_path: Path) -> None:
         str(file),
         str(tmp_path / "inputs.npz"),
         figures().model_dump(mode="json"),
+        [],
         CEILINGS.model_dump(mode="json"),
         1,
     )
@@ -117,7 +122,29 @@ def test_a_file_that_never_answers_is_ended(tmp_path: Path) -> None:
         StageFailed,
         match=r"endless.onnx' failed while being profiled: it did not answer within its limit of 4 s",
     ):
-        diagnose_file._in_a_process(found.subject, found.signature, figures(), CEILINGS, 1, 4)
+        diagnose_file._in_a_process(found.subject, found.signature, figures(), (), CEILINGS, 1, 4)
+
+
+def test_what_was_not_measured_is_not_diagnosed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    file = write_image_model(tmp_path / "m.onnx", size=8)
+    busy = "machine busy (26 of 645 slices were quiet)"
+    update = {"status": "not measured", "reason": busy, "latency_ms_p50": None, "throughput": ()}
+    measured = MeasurementsSpec(
+        reference=str(file),
+        best_fp32="",
+        engines={str(file): figures().model_copy(update=update)},
+        rounds=1,
+        threads=2,
+        seed=0,
+        environment={},
+        incomplete=f"not measured: latency at batch 1: {busy}",
+    )
+    monkeypatch.setattr(
+        diagnose_file.bench, "measure", lambda *_, **__: (SimpleNamespace(measurements=measured), None)
+    )
+    found, _ = diagnose_file.diagnose(tmp_path, file, {}, Wishes(), PlainWatcher(), limit_s=1)
+    one = found.engines[str(file)]
+    assert (one.status, one.reason) == ("not diagnosed", f"not measured: {busy}")
 
 
 def test_remedies_are_those_of_a_file() -> None:

@@ -234,6 +234,12 @@ def test_checkpoints_go_to_a_place_of_their_own(ir: Ir) -> None:
     assert "--scratch" not in ir.arguments("prepare")
 
 
+def test_an_incomplete_measurement_is_not_handed_out_and_a_next_run_adds_to_it(ir: Ir) -> None:
+    """KFP's cache knows nothing of what is missing, and the id of a run is another each time."""
+    assert ir.flag("benchmark", "--scratch") == "s3://hpml/scratch/{work}/benchmark"
+    assert not ir.dag["benchmark"].get("cachingOptions", {}).get("enableCache", False)
+
+
 def test_the_runs_id_is_there_without_spoiling_the_cache(ir: Ir) -> None:
     """KFP labels pods with it. As a parameter, it would make every step's cache key new."""
     for step in plan_of(QUICKSTART).nodes:

@@ -15,7 +15,7 @@ from kubeflow_api import RUN_ID, Api, cached_nodes, driver_node, node, pod_of, r
 from components import tracking
 from components.errors import ExitCode, StageFailed, Unavailable, UsageError
 from pipelines import kubeflow, kubeflow_runs, recipe, run_record
-from pipelines.__main__ import main
+from pipelines.__main__ import _end_of_remote_run, main
 from pipelines.execution import first_failure
 from pipelines.kubeflow_runs import find_target, log, refresh, remote_run, schedule, submit, wait
 from pipelines.run_record import RunRecord
@@ -181,6 +181,29 @@ def test_a_run_from_its_start_to_its_report(api: Api, home: Path, listener: Talk
     report = home / record.id / "report" / "report.html"
     assert report.read_text() == "<!doctype html><title>Report</title>"
     assert listener.said[-1] == f"report: {report.resolve()}"
+
+
+def test_an_incomplete_measurement_is_said_once_with_what_completes_it(
+    api: Api, home: Path, listener: Talkative, capsys: pytest.CaptureFixture[str]
+) -> None:
+    tasks = _tasks(home, api, listener)
+    api.runs = [
+        run("RUNNING", task_nodes("benchmark", "Succeeded")),
+        run("RUNNING", task_nodes("benchmark", "Succeeded")),
+        run("SUCCEEDED", [item for task in tasks for item in task_nodes(task, "Succeeded")]),
+    ]
+    told = event(event="finished", digest="d", metrics={}, incomplete="machine busy")
+    api.logs[pod_of("benchmark")] = f"measuring\n{told}"
+    ended = watched(home, run_record.list_runs(home)[0], listener)
+    assert (ended.status, ended.exit_code) == ("done", 0)
+    lacking = {name: step.incomplete for name, step in ended.steps.items() if step.incomplete}
+    assert lacking == {"benchmark": "machine busy"}
+    assert listener.said.count("benchmark is incomplete: machine busy") == 1
+    _end_of_remote_run(ended, completed_by="hpml submit it")
+    assert capsys.readouterr().err.splitlines()[-2:] == [
+        "warning: benchmark is incomplete: machine busy",
+        "to complete it: hpml submit it",
+    ]
 
 
 def _tasks(home: Path, api: Api, listener: Listener) -> list[str]:

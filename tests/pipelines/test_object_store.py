@@ -86,6 +86,7 @@ def deliver(
     spec: Config,
     text: str = "hello",
     rejected: str = "",
+    incomplete: str = "",
     lineage: Lineage = LINEAGE,
 ) -> str:
     """What a pod does: make an artifact, and upload it to where it was told to."""
@@ -93,7 +94,9 @@ def deliver(
     folder = tmp_path / uri.rpartition("/")[2]
     (folder / "deep").mkdir(parents=True)
     (folder / "deep" / "text").write_text(text)
-    seal_artifact(folder, spec=spec, metrics={"m": 2.0}, lineage=lineage, rejected=rejected)
+    seal_artifact(
+        folder, spec=spec, metrics={"m": 2.0}, lineage=lineage, rejected=rejected, incomplete=incomplete
+    )
     storage.upload(folder, uri)
     return uri
 
@@ -117,6 +120,22 @@ def test_what_one_workspace_accepted_another_finds(
     assert theirs.last_material("step") == MATERIAL
     assert theirs.manifest(digest).metrics == {"m": 2.0}
     assert json.loads(storage.read_text(f"{URI}/keys/key.json"))["uri"] == uri
+
+
+def test_what_is_incomplete_is_handed_on_and_made_again(
+    open_store: Callable[..., ObjectStore], tmp_path: Path
+) -> None:
+    ours, theirs = open_store(), open_store("another")
+    digest = ours.accept(deliver(ours, tmp_path, REPORT, incomplete="busy"), "key", MATERIAL, "step")
+    assert storage.exists(f"{ours.location(digest)}/deep/text")
+    for store in (ours, theirs):
+        assert store.lookup("key") is None and store.incomplete("key") == "busy"
+        assert store.last_material("step") == MATERIAL
+    storage.write_text(f"{ours.scratch('key')}/checkpoints-1/round", "x")
+    needed = Needed(digests=frozenset({digest}), keys=frozenset({"key"}))
+    assert ours.collect(needed, grace_s=-1) == []
+    whole = theirs.accept(deliver(theirs, tmp_path, REPORT), "key", MATERIAL, "step")
+    assert ours.lookup("key") == whole == digest and ours.incomplete("key") == ""
 
 
 def test_what_commands_read_is_brought_here_and_the_large_kinds_are_not(

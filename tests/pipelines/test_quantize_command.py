@@ -5,13 +5,14 @@ from __future__ import annotations
 import json
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
 from components.errors import UsageError
-from components.measurements import Conditions, EngineFigures, Interval, MeasurementsSpec
+from components.measurements import Conditions, EngineFigures, EngineSettings, Interval, MeasurementsSpec
 from components.page.quantize import Pair, model_rows, quantize_page, verdict_in_words
 from components.quantize.job import Bounds, Quantized
 from pipelines import quantize as quantization
@@ -113,7 +114,6 @@ def pair(ratio: Interval | None, *, refusal: str = "", name: str = "m-int8.onnx"
             "calibrated": 9,
             "activations": "uint8",
             "weight_bits": 8,
-            "latencies_ms": {},
             "quantized": {"Conv": 1},
             "left": {},
             "size_bytes": 100,
@@ -132,7 +132,6 @@ def pair(ratio: Interval | None, *, refusal: str = "", name: str = "m-int8.onnx"
             name: EngineFigures(**common, speedup_vs_reference=ratio),
         },
         rounds=5,
-        requests_per_round=3,
         threads=1,
         seed=0,
         environment={},
@@ -141,6 +140,26 @@ def pair(ratio: Interval | None, *, refusal: str = "", name: str = "m-int8.onnx"
     return Pair(
         ("m.onnx", name), (400, 100), found, Bounds(), speed or None, "" if ratio else "INVALID, busy"
     )
+
+
+@pytest.mark.parametrize(
+    ("settings", "kept", "note"),
+    [
+        (EngineSettings(threads=2, variant="int8-activations"), "int8-activations", "the faster were kept"),
+        (EngineSettings(threads=2), "uint8-activations", "the faster were kept"),
+        (None, "uint8-activations", "was not measured"),
+    ],
+)
+def test_the_bench_chooses_among_the_builds(settings: EngineSettings | None, kept: str, note: str) -> None:
+    speed = pair(Interval(value=2, low=1.9, high=2.1)).speed
+    assert speed is not None
+    figures = speed.engines["m-int8.onnx"].model_copy(update={"settings": settings})
+    measured = speed.model_copy(update={"engines": {**speed.engines, "m-int8.onnx": figures}})
+    record: Any = SimpleNamespace(measurements=measured)
+    names = ("uint8-activations", "int8-activations")
+    name, why = quantization._chosen(record, "m-int8.onnx", names)
+    assert name == kept and note in why
+    assert quantization._chosen(None, "m-int8.onnx", names)[0] == "uint8-activations"
 
 
 @pytest.mark.parametrize(

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from components.errors import ConfigInvalid
 from pipelines import recipe
+from pipelines.run_record import RunRecord
 
 RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.yaml"))
 
@@ -35,6 +36,49 @@ def test_the_recipes_we_ship_are_valid_and_resolve_to_themselves(file: Path, tmp
     loaded = recipe.load(file).recipe
     again = recipe.load(write(tmp_path, recipe.to_yaml(loaded))).recipe
     assert again == loaded
+
+
+RETIRED = """
+data: digits
+benchmark:
+  rounds: 7
+  requests_per_round: 20
+  images_per_round: 16
+  quiet: {enforce: false, max_stolen: 0.03, max_drift: 1, max_disagreement: 1, max_others: 1}
+"""
+
+
+def test_retired_keys_do_nothing_and_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    overrides = ("benchmark.quiet.max_slowdown=0.1", "benchmark.quiet.enforce=true")
+    found = recipe.load(write(tmp_path, RETIRED), overrides).recipe
+    plain = "data: digits\nbenchmark: {rounds: 7, quiet: {max_stolen: 0.03}}"
+    assert found == recipe.load(write(tmp_path, plain)).recipe
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 4 and all(" no longer do" in line for line in lines)
+    slices = next(line for line in lines if line.startswith("benchmark.requests_per_round"))
+    assert slices.startswith("benchmark.requests_per_round, benchmark.images_per_round no longer do anything")
+    assert "benchmark.slice_ms" in slices
+    [enforce] = [line for line in lines if line.startswith("benchmark.quiet.enforce no longer does anything")]
+    assert "benchmark.require_quiet" in enforce
+
+
+def test_a_whole_section_with_a_retired_key_is_taken(tmp_path: Path) -> None:
+    override = "benchmark={rounds: 7, requests_per_round: 20, quiet: {enforce: false}}"
+    assert recipe.load(write(tmp_path, "data: digits"), (override,)).recipe.benchmark.rounds == 7
+    assert "benchmark.quiet" in refusal(tmp_path, "data: digits\nbenchmark: {quiet: enforce}")
+
+
+def test_the_stored_recipe_of_an_old_run_opens_without_a_word(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    record = RunRecord(
+        id="it", recipe="it", recipe_file="/there/it.yaml", status="done", started_at_s=1.0, steps={}
+    )
+    (tmp_path / "it").mkdir()
+    (tmp_path / "it" / recipe.STORED).write_text(RETIRED)
+    found = recipe.load_of_run(tmp_path, record)
+    assert found.recipe.benchmark.rounds == 7 and found.import_paths == ("/there",)
+    assert capsys.readouterr().err == ""
 
 
 def test_three_lines_suffice(tmp_path: Path) -> None:

@@ -15,10 +15,11 @@ from components.measurements import ScenarioName
 
 @dataclass(frozen=True)
 class Asked:
-    """What a worker is asked: one of its methods with arguments."""
+    """What a worker is asked: one of its methods with arguments. at_once: requests at the same time."""
 
     do: str
     arguments: dict[str, Any]
+    at_once: int = 1
 
 
 class Backend(Protocol):

@@ -77,10 +77,9 @@ def ask(bench: Bench, name: str, asked: Asked, doing: str) -> dict[str, Any]:
     if time.monotonic() > bench.deadline_s:
         raise Unmeasured("the time budget was over")
     try:
-        reply, _ = bench.take(name, asked.do, doing, **asked.arguments)
+        return bench.take(name, asked.do, doing, at_once=asked.at_once, **asked.arguments)
     except Disturbed as error:
         raise Unmeasured(f"disturbed: {error.what}") from None
-    return reply
 
 
 def in_rounds(bench: Bench, asked: Mapping[str, Asked], doing: str) -> dict[str, list[dict[str, Any]]]:

@@ -27,7 +27,9 @@ def closed_loop(session: Session, clients: int) -> dict[str, ConcurrencyFigures]
     """
     bench = session.bench
     asked = {
-        name: Asked("closed_loop", {"clients": clients, "requests": _requests(session, name, clients)})
+        name: Asked(
+            "closed_loop", {"clients": clients, "requests": _requests(session, name, clients)}, clients
+        )
         for name in bench.names
     }
     replies = in_rounds(bench, asked, f"answering {clients} clients")

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from components.contract import Config
+from components.measurements import EngineSettings
 
 if TYPE_CHECKING:
     import numpy as np
@@ -34,17 +35,34 @@ class Opened:
     outputs: Callable[[Arrays], dict[str, Any]] | None = None
 
 
+def of_each_variant(
+    settings: Iterable[EngineSettings], variants: Iterable[str]
+) -> tuple[EngineSettings, ...]:
+    """`settings` for the default build of an engine, then for each of `variants`."""
+    known = tuple(settings)
+    return known + tuple(one.model_copy(update={"variant": name}) for name in variants for one in known)
+
+
 class Subject(Config, ABC):
     """Base of the subjects. A subclass adds `subject: Literal["its-name"]`, its options, and `open`."""
 
     subject: str
 
     @abstractmethod
-    def open(self, *, threads: int) -> Opened:
+    def open(self, *, threads: int, spinning: bool | None = None) -> Opened:
         """Load it, with so many threads. Called once, in the process that is measured.
 
+        spinning: as in `EngineSettings`; what has no such switch takes no notice of it.
         Raises StageFailed if it cannot be loaded.
         """
+
+    def candidates(self, threads: int) -> tuple[EngineSettings, ...]:
+        """The settings worth trying with at most `threads` threads, those of its runtime's default first."""
+        return (EngineSettings(threads=threads),)
+
+    def of_variant(self, name: str) -> Subject:
+        """The build of it that `EngineSettings.variant` names; most have but one."""
+        return self
 
     def check(self, opened: Opened) -> None:
         """Raise StageFailed if it does not answer as it should. Called after the first answer."""

@@ -15,6 +15,7 @@ from components.benchmark.subjects.base import Opened
 from components.benchmark.subjects.tensors import FromOutside, Signature, Tensor, known_of_engine
 from components.contract import Config
 from components.errors import StageFailed
+from components.measurements import EngineSettings
 from components.targets.onnx import Onnx
 
 if TYPE_CHECKING:
@@ -38,6 +39,7 @@ class _Bundle(Config):
 
     engine: EngineSpec
     file: str
+    settings: EngineSettings | None = None  # it was measured with; None also of versions before
     golden: _Golden
     files: dict[str, str]  # name -> SHA-256
 
@@ -57,7 +59,7 @@ class BundleSubject(FromOutside):
         """What bundle.json says of the engine that is in it."""
         return known_of_engine(self._bundle().engine)
 
-    def open(self, *, threads: int) -> Opened:
+    def open(self, *, threads: int, spinning: bool | None = None) -> Opened:
         """Check every file, then load the engine.
 
         Raises StageFailed naming the file that is missing, changed, or not of the bundle, and for an engine
@@ -77,13 +79,19 @@ class BundleSubject(FromOutside):
             )
         file = self.folder / bundle.file
         engine = bundle.engine.model_copy(update={"file": file.name})
-        session = Onnx().load(file.parent, engine, threads=threads)
+        session = Onnx().load(file.parent, engine, threads=threads, spinning=spinning)
         return Opened(
             session.predict,
             self._x_nchw,
             engine.identity.get("device", "cpu"),
             outputs=lambda arrays: {"logits": session.predict(self._x_nchw(arrays))},
         )
+
+    def candidates(self, threads: int) -> tuple[EngineSettings, ...]:
+        """What the bundle says, as its own script runs it; where that is more than `threads`, or nothing, one
+        with so many."""
+        said = self._bundle().settings
+        return (said,) if said and said.threads <= threads else super().candidates(threads)
 
     def check(self, opened: Opened) -> None:
         """Raise StageFailed if the golden logits are not reproduced within the bundle's own tolerance."""

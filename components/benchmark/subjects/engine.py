@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Literal
 from pydantic import Field
 
 from components.artifacts import EngineSpec, open_artifact
-from components.benchmark.subjects.base import Opened, Subject
+from components.benchmark.subjects.base import Opened, Subject, of_each_variant
 from components.contract import validate
 from components.errors import StageFailed
+from components.measurements import EngineSettings
 from components.targets import AnyTarget
 
 if TYPE_CHECKING:
@@ -18,19 +19,24 @@ if TYPE_CHECKING:
 
 
 class EngineSubject(Subject):
-    """The engine artifact in `folder`, checked against its golden samples. Its one input is x_nchw."""
+    """The engine artifact in `folder`, checked against its golden samples. Its one input is x_nchw.
+
+    variant: which of its builds, a folder in `folder`.
+    """
 
     subject: Literal["engine"] = "engine"
     folder: Path
+    variant: str = ""
     golden_tolerance: float = Field(default=0.02, gt=0, le=1)  # of a logit, as a share of the largest
 
-    def open(self, *, threads: int) -> Opened:
+    def open(self, *, threads: int, spinning: bool | None = None) -> Opened:
         """Load it with the code of its target; the stage has verified its files."""
         import numpy as np
 
-        spec = self._spec()
-        target: AnyTarget = validate(AnyTarget, spec.target, where="the target of the engine")
-        session = target.load(self.folder, spec, threads=threads)
+        spec = self._spec().of_variant(self.variant)
+        session = self._target(spec).load(
+            self.folder / self.variant, spec, threads=threads, spinning=spinning
+        )
         device = spec.identity.get("device", "cpu").partition(" ")[0]
         return Opened(
             session.predict,
@@ -41,11 +47,20 @@ class EngineSubject(Subject):
             outputs=lambda arrays: {"logits": session.predict(np.asarray(arrays["x_nchw"], np.float32))},
         )
 
+    def candidates(self, threads: int) -> tuple[EngineSettings, ...]:
+        """Those of its target, for each of its builds."""
+        spec = self._spec()
+        return of_each_variant(self._target(spec).candidates(spec, threads), spec.variants)
+
+    def of_variant(self, name: str) -> EngineSubject:
+        """The build in the folder `name`."""
+        return self.model_copy(update={"variant": name})
+
     def check(self, opened: Opened) -> None:
         """Raise StageFailed if the golden logits are not reproduced."""
         import numpy as np
 
-        golden = np.load(self.folder / "golden_logits.npy", allow_pickle=False)
+        golden = np.load(self.folder / self.variant / "golden_logits.npy", allow_pickle=False)
         logits = opened.predict(np.load(self.folder / "golden_x_nchw.npy", allow_pickle=False))
         if logits.shape != golden.shape:
             raise StageFailed(
@@ -59,6 +74,10 @@ class EngineSubject(Subject):
                 why=f"a logit is off by {error:.2%} of the largest, {self.golden_tolerance:.2%} is allowed",
                 fix="build the engine again on this machine",
             )
+
+    def _target(self, spec: EngineSpec) -> AnyTarget:
+        target: AnyTarget = validate(AnyTarget, spec.target, where="the target of the engine")
+        return target
 
     def _spec(self) -> EngineSpec:
         spec: EngineSpec = open_artifact(self.folder, kind="engine", verify=False).spec

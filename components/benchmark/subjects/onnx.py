@@ -7,16 +7,21 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Literal
 
-from components.benchmark.subjects.base import Opened
+from pydantic import Field
+
+from components.benchmark.subjects.base import Opened, of_each_variant
 from components.benchmark.subjects.tensors import FromOutside, Signature, tensor_of
 from components.errors import ConfigInvalid, StageFailed
+from components.measurements import EngineSettings
+from components.targets.onnx import cpu_candidates
 
 
 class OnnxSubject(FromOutside):
-    """The file `file`, with any number of inputs."""
+    """The file `file`, with any number of inputs. variants: the same model built otherwise, by name."""
 
     subject: Literal["onnx"] = "onnx"
     file: Path
+    variants: dict[str, Path] = Field(default_factory=dict)
     device: Literal["cpu", "cuda"] = "cpu"
 
     def signature(self, sizes: Mapping[str, int]) -> Signature:
@@ -68,7 +73,7 @@ class OnnxSubject(FromOutside):
         sizes = {"size_bytes": size_bytes, "parameters": parameters}
         return {**super().known(), **sizes, "precision": precision_of(model)}
 
-    def open(self, *, threads: int) -> Opened:
+    def open(self, *, threads: int, spinning: bool | None = None) -> Opened:
         """A session; ONNX Runtime itself refuses weights that lie outside the file's folder.
 
         Raises StageFailed if it cannot load the file, or not on the device.
@@ -81,13 +86,22 @@ class OnnxSubject(FromOutside):
                 why="this ONNX Runtime runs on CPUs only",
                 fix="install onnxruntime-gpu in place of onnxruntime, or leave --device out",
             )
-        session = OnnxSession(self.file, device=self.device, threads=threads)
+        session = OnnxSession(self.file, device=self.device, threads=threads, spinning=spinning)
         return Opened(
             session.run,
             self.feeds,
             self.device,
             outputs=lambda arrays: dict(zip(session.outputs, session.run(self.feeds(arrays)), strict=True)),
         )
+
+    def candidates(self, threads: int) -> tuple[EngineSettings, ...]:
+        """See `components.targets.onnx.cpu_candidates`, on a GPU one; for each of its builds."""
+        alone = cpu_candidates(threads) if self.device == "cpu" else super().candidates(threads)
+        return of_each_variant(alone, self.variants)
+
+    def of_variant(self, name: str) -> OnnxSubject:
+        """The file of that build."""
+        return self.model_copy(update={"file": self.variants[name]}) if name else self
 
 
 def _data_type(value: Any) -> str:

@@ -87,7 +87,7 @@ class ServerSubject(FromOutside):
         batches = {batch for _, batch in named if batch is not None}
         return Signature(tuple(tensor for tensor, _ in named), min(batches, default=None))
 
-    def open(self, *, threads: int) -> Opened:
+    def open(self, *, threads: int, spinning: bool | None = None) -> Opened:
         """A connection for each thread that asks, kept for its requests. `threads` is the server's own."""
         connections = threading.local()
 

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, JsonValue
 
+from components import hardware
 from components.benchmark.subjects.base import Opened
 from components.benchmark.subjects.tensors import FromOutside, Signature
 from components.errors import ConfigInvalid, HpmlError, StageFailed
+from components.measurements import EngineSettings
 
 if TYPE_CHECKING:
     import torch
@@ -57,7 +59,7 @@ class TorchSubject(FromOutside):
             )
         return Signature(self.inputs)
 
-    def open(self, *, threads: int) -> Opened:
+    def open(self, *, threads: int, spinning: bool | None = None) -> Opened:
         """Call the callable, and put the module it returns into evaluation mode on its device."""
         import torch
 
@@ -84,6 +86,10 @@ class TorchSubject(FromOutside):
             return {name: tensor.float().cpu().numpy() for name, tensor in _named(answer)}
 
         return Opened(predict, self._in_order, self.device, stream, outputs=outputs)
+
+    def candidates(self, threads: int) -> tuple[EngineSettings, ...]:
+        """As users run it: torch has a thread for each physical core unless it is told otherwise."""
+        return (EngineSettings(threads=min(threads, hardware.usable_cores())),)
 
     def _module(self) -> nn.Module:
         import importlib

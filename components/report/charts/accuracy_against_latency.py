@@ -27,11 +27,17 @@ Point = tuple[float, float]
 _DOT_PX, _RING_PX = 5, 9
 
 
-def accuracy_against_latency(content: Content, classes: Classes, width: float) -> Element:
-    """Both intervals of each engine, the Pareto front, and the least accuracy that the goals allow."""
+def accuracy_against_latency(content: Content, classes: Classes, width: float) -> Element | None:
+    """Both intervals of each engine, the Pareto front, and the least accuracy that the goals allow.
+
+    None where no latency is known.
+    """
     height = 400 if width > NARROW_PX else 340
     latency, accuracy = _latencies_and_accuracies(content)
-    floor = accuracy[content.measurements.reference].value - 100 * content.goals.max_accuracy_drop
+    to_keep = content.measurements.engines[content.measurements.reference].accuracy_top1
+    if not latency or to_keep is None:
+        return None
+    floor = 100 * (to_keep.value - content.goals.max_accuracy_drop)
     x = padded(ends(latency.values()), 48, width - 14, log=True)
     y = padded([*ends(accuracy.values()), floor], height - 48, 30)
     points = {name: (x(latency[name].value), y(accuracy[name].value)) for name in latency}
@@ -45,7 +51,7 @@ def accuracy_against_latency(content: Content, classes: Classes, width: float) -
     ]
     for name, segments in whiskers.items():
         drawn += [line(*start, *end, f"whisker {classes[name]}") for start, end in segments]
-    chosen = content.decision.chosen
+    chosen = content.decision.chosen if content.decision.chosen in points else None
     drawn += _dots(points, classes, chosen)
     lines: list[Segment] = [*pairwise(front), *(one for segments in whiskers.values() for one in segments)]
     length = 30 if width > NARROW_PX else 28
@@ -60,7 +66,7 @@ def accuracy_against_latency(content: Content, classes: Classes, width: float) -
 
 
 def _latencies_and_accuracies(content: Content) -> tuple[dict[str, Interval], dict[str, Interval]]:
-    """p50 in milliseconds and top-1 in percent, of the measured engines."""
+    """p50 in milliseconds and top-1 in percent, of the engines that have both."""
     latency, accuracy = {}, {}
     for name, engine in content.measurements.engines.items():
         if engine.latency_ms_p50 is not None and engine.accuracy_top1 is not None:

@@ -23,7 +23,7 @@ _PHONE_PX = 500  # up to it, the names of the engines stand above their rows
 
 def accuracy_detail_section(content: Content, classes: dict[str, str]) -> Element | None:
     """The section of the report; None where no engine was compared. classes: the colour of each engine."""
-    measured = {name: e for name, e in content.measurements.engines.items() if e.status == "measured"}
+    measured = {name: e for name, e in content.measurements.engines.items() if e.accuracy_top1}
     paired = {name: engine.paired for name, engine in measured.items() if engine.paired is not None}
     if not paired:
         return None

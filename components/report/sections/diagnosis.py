@@ -6,7 +6,7 @@ from xml.etree.ElementTree import Element
 
 from components.measurements import CeilingsSpec, DiagnosisSpec, EngineDiagnosis, Finding, LayerFigures
 from components.page.elements import breakable, drawing, keyed, nowrap, table
-from components.page.format import ABSENT, percent, plain
+from components.page.format import ABSENT, percent, plain, sentence
 from components.page.markup import Child, node
 from components.page.roofline import Point, roofline
 
@@ -30,7 +30,7 @@ def diagnosis_section(
         "section",
         node("h2", "Why it is not faster"),
         [_engines_chart(diagnosis, ceilings, classes, device) for device in ("cpu", "cuda")],
-        [node("p", f"{_capital(note)}.", class_="warning") for note in diagnosis.notes],
+        [node("p", sentence(note), class_="warning") for note in diagnosis.notes],
         _verdicts(diagnosis, classes, chosen),
         [_findings(name, one, classes[name]) for name, one in diagnosed.items() if one.findings],
         _layers(chosen, diagnosed[chosen], diagnosis, ceilings) if chosen in diagnosed and chosen else None,
@@ -74,7 +74,7 @@ def _verdicts(diagnosis: DiagnosisSpec, classes: dict[str, str], chosen: str | N
         ]
         shown = [node("td", cell, data_label=column) for column, cell in zip(columns, cells, strict=True)]
         text = one.verdict if one.status == "diagnosed" else f"Not diagnosed: {one.reason}"
-        shown.append(node("td", node("small", _capital(text)), class_="verdict", data_label="verdict"))
+        shown.append(node("td", node("small", sentence(text)), class_="verdict", data_label="verdict"))
         rows.append(node("tr", shown, class_="chosen" if name == chosen else None))
     return table([*columns, "verdict"], rows)
 
@@ -88,12 +88,8 @@ def _findings(name: str, one: EngineDiagnosis, class_: str) -> Element:
 
 
 def _finding(finding: Finding) -> list[Child]:
-    remedy = node("small", f"{_capital(finding.remedy)}.", class_="note") if finding.remedy else None
-    return [f"{_capital(finding.sentence)}. ", remedy]
-
-
-def _capital(text: str) -> str:
-    return f"{text[:1].upper()}{text[1:]}"
+    remedy = node("small", sentence(finding.remedy), class_="note") if finding.remedy else None
+    return [f"{sentence(finding.sentence)} ", remedy]
 
 
 def _share(share: float | None) -> Element:

@@ -27,13 +27,13 @@ Engines = dict[str, Artifact[EngineSpec]]
 FAST = BenchmarkConfig(
     rounds=5,
     launches=2,
-    requests_per_round=20,
+    slice_ms=2,
+    precision=0.9,
     batch_sizes=(8, 2),
-    images_per_round=30,
     warmup_requests=2,
     scenarios=(),
     concurrency=(),
-    quiet=Quiet(enforce=False),  # what is tested here is not how quiet the machine is
+    quiet=Quiet(max_waited=1e6, max_stolen=1e6),  # what is tested here is not how quiet the machine is
 )
 
 
@@ -57,7 +57,8 @@ def test_every_engine_is_measured_or_carried_with_its_reason(
 ) -> None:
     measured = run_stage(run, FAST, engines=engines, data=digits_data)
     spec = measured.spec
-    assert (spec.rounds, spec.requests_per_round, spec.threads, spec.best_fp32) == (5, 20, 2, "fp32/onnx")
+    assert (spec.threads, spec.best_fp32) == (2, "fp32/onnx")
+    assert spec.rounds >= 5
     assert (spec.engines["fp32/tensorrt"].status, spec.engines["fp32/tensorrt"].reason) == (
         "not built",
         "there is no GPU",
@@ -151,7 +152,7 @@ def test_without_another_fp32_engine_there_is_no_best_one(
     digits_engines: Engines, digits_data: Artifact[DatasetSpec], run_stage: Callable[..., Artifact[Any]]
 ) -> None:
     engines = {name: digits_engines[name] for name in ("fp32/eager", "int8/onnx")}
-    config = FAST.model_copy(update={"batch_sizes": (), "requests_per_round": 140})
+    config = FAST.model_copy(update={"batch_sizes": (), "slice_ms": 10})
     spec = run_stage(run, config, engines=engines, data=digits_data).spec
     assert spec.best_fp32 == ""
     assert spec.engines["int8/onnx"].speedup_vs_best_fp32 is None
@@ -224,13 +225,8 @@ def test_more_threads_than_cpus_are_refused_before_anything_starts() -> None:
 
 @pytest.mark.parametrize(
     ("field", "value"),
-    [("rounds", 4), ("batch_sizes", [0]), ("requests_per_round", 0), ("threads", 0), ("time_budget_s", 0)],
+    [("rounds", 4), ("batch_sizes", [0]), ("slice_ms", 0), ("threads", 0), ("time_budget_s", 0)],
 )
 def test_a_config_out_of_bounds_is_refused(field: str, value: Any) -> None:
     with pytest.raises(ConfigInvalid, match=field):
         validate(BenchmarkConfig, {field: value}, where="the benchmark")
-
-
-def test_the_defaults_suffice_for_p99() -> None:
-    config = BenchmarkConfig()
-    assert config.rounds * config.requests_per_round >= 662

@@ -26,7 +26,7 @@ ANY_MACHINE = BenchmarkConfig(
     warmup_requests=2,
     scenarios=(),
     concurrency=(1, 3),
-    quiet=Quiet(enforce=False),
+    quiet=Quiet(max_waited=1e6, max_stolen=1e6),
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import numpy as np
@@ -10,36 +11,54 @@ import pytest
 from components.artifacts import Artifact, DatasetSpec, EngineSpec
 from components.benchmark.accuracy import paired_accuracies
 from components.benchmark.figures import LEVELS, best_fp32, figures, timings
+from components.benchmark.rounds import Round, Rounds
+from components.benchmark.stage import BenchmarkConfig
 from components.benchmark.statistics import quantile
 
 Engines = dict[str, Artifact[EngineSpec]]
 REFERENCE = "fp32/eager"
 
 
-def _steady(latency_ms: float) -> dict[int, np.ndarray]:
-    return {1: np.full((20, 50), latency_ms)}
+def _rounds(latencies: dict[str, np.ndarray]) -> Rounds:
+    """Rounds at batch 1 of these milliseconds (rounds, requests)."""
+    count = len(next(iter(latencies.values())))
+    return Rounds(
+        Round(
+            batch=1,
+            launch=index // 5,
+            at_s=float(index),
+            seconds=0.2,
+            round_trip_ns=(math.nan, math.nan),
+            latency_ms={name: latency_ms[index] for name, latency_ms in latencies.items()},
+        )
+        for index in range(count)
+    )
+
+
+def _steady(latency_ms: float) -> np.ndarray:
+    return np.full((20, 50), latency_ms)
+
+
+def _timed(latencies: dict[str, np.ndarray], fastest_fp32: str = "") -> dict[str, dict[str, Any]]:
+    config = BenchmarkConfig(reference=REFERENCE, batch_sizes=(1,))
+    return timings(_rounds(latencies), config, list(latencies), fastest_fp32=fastest_fp32, busy="busy")
 
 
 def test_the_best_fp32_engine_is_unmodified_and_not_the_reference(digits_engines: Engines) -> None:
     latencies = {REFERENCE: _steady(1.0), "fp32/onnx": _steady(2.0), "int8/onnx": _steady(0.5)}
-    assert best_fp32(digits_engines, latencies, reference=REFERENCE) == "fp32/onnx"
-    del latencies["fp32/onnx"]
-    assert best_fp32(digits_engines, latencies, reference=REFERENCE) == ""
+    rounds, names = _rounds(latencies), list(latencies)
+    assert best_fp32(digits_engines, rounds, names, reference=REFERENCE) == "fp32/onnx"
+    assert best_fp32(digits_engines, rounds, [REFERENCE, "int8/onnx"], reference=REFERENCE) == ""
+    assert best_fp32(digits_engines, Rounds(), names, reference=REFERENCE) == ""
 
 
 def test_steady_latencies_have_no_uncertainty(
     digits_engines: Engines, digits_data: Artifact[DatasetSpec]
 ) -> None:
     latencies = {REFERENCE: _steady(3.0), "fp32/onnx": _steady(2.0), "int8/onnx": _steady(0.5)}
-    found = figures(
-        digits_engines,
-        latencies,
-        data=digits_data.spec,
-        paired={},
-        batch_sizes=(1,),
-        reference=REFERENCE,
-        fastest_fp32="fp32/onnx",
-    )["int8/onnx"]
+    timed = _timed(latencies, "fp32/onnx")
+    found = figures(digits_engines, timed, data=digits_data.spec, paired={}, busy="busy")["int8/onnx"]
+    assert found.status == "measured"
     for interval, value in (
         (found.latency_ms_p99, 0.5),
         (found.speedup_vs_reference, 6.0),
@@ -51,18 +70,46 @@ def test_steady_latencies_have_no_uncertainty(
     assert found.round_spread == 0
 
 
+def test_an_engine_without_rounds_has_its_accuracy_and_the_reason(
+    digits_engines: Engines, digits_data: Artifact[DatasetSpec]
+) -> None:
+    config = BenchmarkConfig(reference=REFERENCE, batch_sizes=(1,))
+    timed = timings(Rounds(), config, list(digits_engines), fastest_fp32="", busy="machine busy")
+    found = figures(digits_engines, timed, data=digits_data.spec, paired={}, busy="machine busy")
+    for engine in found.values():
+        assert (engine.status, engine.reason) == ("not measured", "machine busy")
+        assert engine.accuracy_top1 and not engine.throughput and not engine.samples
+        assert set(engine.unquoted.values()) == {"machine busy"}
+
+
+def test_a_slice_with_a_disturbed_request_counts_for_p50_and_not_for_the_tail() -> None:
+    latency_ms = np.random.default_rng(0).lognormal(0, 0.05, (40, 50))
+    touched = latency_ms.copy()
+    touched[:20, 0] = np.nan
+    whole, part = (_timed({REFERENCE: one})[REFERENCE] for one in (latency_ms, touched))
+    assert part["samples"] == 1980 and whole["samples"] == 2000
+    assert part["latency_ms_p50"].value == pytest.approx(whole["latency_ms_p50"].value, rel=0.01)
+    tail = _timed({REFERENCE: latency_ms[20:]})[REFERENCE]
+    assert part["latency_ms_p90"].value == tail["latency_ms_p90"].value
+    mostly = latency_ms.copy()
+    mostly[:38, 0] = np.nan
+    found = _timed({REFERENCE: mostly})[REFERENCE]
+    assert found["unquoted"] == {"latency_ms_p90": "busy", "latency_ms_p99": "busy"}
+    assert found["throughput"] == ()
+
+
 def test_a_percentile_is_bounded_from_below_by_the_smaller_ones() -> None:
     """What is slow is all in one round: that leaves p90 so uncertain that alone it would reach below p50."""
     latency_ms = np.random.default_rng(0).lognormal(0, 0.05, (5, 140))
-    latency_ms[1, :70] *= 3
+    latency_ms[1, :90] *= 3
     assert quantile(latency_ms, 0.9).low < quantile(latency_ms, 0.5).low
-    found = _timed({REFERENCE: {1: latency_ms}})[REFERENCE]
+    found = _timed({REFERENCE: latency_ms})[REFERENCE]
     p50, p90, p99 = (found[figure] for figure in LEVELS)
     assert p50.low == p90.low <= p99.low <= p99.value <= p99.high
 
 
 def test_percentiles_without_the_samples_say_what_they_miss() -> None:
-    found = _timed({REFERENCE: {1: np.random.default_rng(0).lognormal(0, 0.05, (5, 3))}})[REFERENCE]
+    found = _timed({REFERENCE: np.random.default_rng(0).lognormal(0, 0.05, (5, 3))})[REFERENCE]
     assert found["unquoted"] == {
         "latency_ms_p90": "15 of 64 samples",
         "latency_ms_p99": "15 of 662 samples",
@@ -70,23 +117,12 @@ def test_percentiles_without_the_samples_say_what_they_miss() -> None:
     assert "latency_ms_p50" in found
 
 
-def _timed(latencies: dict[str, dict[int, np.ndarray]]) -> dict[str, dict[str, Any]]:
-    return timings(latencies, batch_sizes=(), reference=REFERENCE, fastest_fp32="")
-
-
 def test_each_engine_but_the_reference_carries_its_paired_accuracy(
     digits_engines: Engines, digits_data: Artifact[DatasetSpec]
 ) -> None:
     paired = paired_accuracies(digits_engines, digits_data, reference=REFERENCE)
-    found = figures(
-        digits_engines,
-        {name: _steady(1.0) for name in digits_engines},
-        data=digits_data.spec,
-        paired=paired,
-        batch_sizes=(),
-        reference=REFERENCE,
-        fastest_fp32="fp32/onnx",
-    )
+    timed = _timed({name: _steady(1.0) for name in digits_engines}, "fp32/onnx")
+    found = figures(digits_engines, timed, data=digits_data.spec, paired=paired, busy="busy")
     assert found[REFERENCE].paired is None
     assert found["int8/onnx"].paired == paired["int8/onnx"]
     accuracy = {name: engine.accuracy_top1 for name, engine in found.items()}

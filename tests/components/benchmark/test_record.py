@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from pydantic import JsonValue
 
 from components.benchmark.record import RECORD, SAMPLES, BenchRecord, SubjectRecord, analysed, read_again
+from components.benchmark.rounds import Round, Rounds
+from components.benchmark.samples import read_samples, write_samples
 from components.benchmark.stage import BenchmarkConfig
 from components.errors import ConfigInvalid
 from components.measurements import MeasurementsSpec
@@ -54,17 +58,16 @@ def folder(samples: Samples, tmp_path: Path) -> Path:
             engines={},
             rounds=20,
             rounds_of_launches=LAUNCHES,
-            requests_per_round=50,
             threads=2,
             seed=0,
             environment={},
         ),
     )
-    latencies = {name: {batch: samples[f"{name}@{batch}"] for batch in (1, 2, 8)} for name in record.subjects}
     place = tmp_path / "bench"
     place.mkdir()
-    (place / RECORD).write_text(analysed(record, latencies).model_dump_json())
     np.savez(place / SAMPLES, allow_pickle=False, **samples)
+    rounds = read_samples(place / SAMPLES, list(record.subjects), [1, 2, 8], LAUNCHES)
+    (place / RECORD).write_text(analysed(record, rounds).model_dump_json())
     return place
 
 
@@ -101,9 +104,52 @@ def test_samples_that_are_missing_are_named(folder: Path, samples: Samples) -> N
         read_again(folder)
 
 
-def test_a_refused_measurement_has_no_figures_to_compute(folder: Path) -> None:
-    record = stored(folder)
-    refused = record.measurements.model_copy(update={"engines": {}, "invalid": "the machine was busy"})
-    (folder / RECORD).write_text(record.model_copy(update={"measurements": refused}).model_dump_json())
-    (folder / SAMPLES).unlink()
-    assert read_again(folder).measurements == refused
+def test_rounds_are_read_as_they_were_written(folder: Path, tmp_path: Path) -> None:
+    names, config = [REFERENCE, "larger.onnx"], stored(folder).config
+    rng = np.random.default_rng(1)
+    rounds = Rounds(
+        Round(
+            batch=batch,
+            launch=index // 8,
+            at_s=1000.0 + index,
+            seconds=0.2,
+            round_trip_ns=(190.0, 480.0 if index % 3 else 190.0),
+            latency_ms={name: np.where(rng.random(6) < 0.1, np.nan, rng.random(6) + 1) for name in names},
+        )
+        for index in range(20)
+        for batch in (1, 2, 8)
+    )
+    write_samples(tmp_path / "again.npz", rounds, names, config)
+    found = read_samples(tmp_path / "again.npz", names, [1, 2, 8], ())
+    assert len(found) == len(rounds)
+    for batch in (1, 2, 8):
+        for one, again in zip(rounds.at(batch), found.at(batch), strict=True):
+            assert (one.launch, one.seconds, one.round_trip_ns) == (
+                again.launch,
+                again.seconds,
+                again.round_trip_ns,
+            )
+            for name in names:
+                np.testing.assert_array_equal(one.latency_ms[name], again.latency_ms[name])
+
+
+def test_a_record_of_a_version_before_is_read(folder: Path) -> None:
+    record = json.loads((folder / RECORD).read_text())
+    record["config"] |= {"requests_per_round": 100, "images_per_round": 64}
+    record["config"]["quiet"] |= {"enforce": False, "max_drift": 0.07}
+    record["measurements"] |= {"requests_per_round": 100, "invalid": "the machine was busy"}
+    del record["measurements"]["incomplete"]
+    record["measurements"]["conditions"] |= {"enforced": True, "probe_spread": 0.1}
+    (folder / RECORD).write_text(json.dumps(record))
+    assert read_again(folder).measurements.incomplete == "the machine was busy"
+
+
+@pytest.mark.parametrize(
+    "worse",
+    [lambda ms: -ms, lambda ms: ms * np.inf, lambda ms: ms * np.nan, lambda ms: ms.astype(np.float32)],
+)
+def test_what_is_no_latency_is_refused(folder: Path, samples: Samples, worse: Any) -> None:
+    samples["larger.onnx@1"] = worse(samples["larger.onnx@1"])
+    np.savez(folder / SAMPLES, allow_pickle=False, **samples)
+    with pytest.raises(ConfigInvalid, match="are not latencies"):
+        read_again(folder)

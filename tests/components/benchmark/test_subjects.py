@@ -16,6 +16,7 @@ import onnx
 import pytest
 from pydantic import TypeAdapter
 
+from components import hardware
 from components.artifacts import (
     Artifact,
     BundleSpec,
@@ -39,7 +40,8 @@ from components.deploy import stage as deploy
 from components.deploy.stage import DeployConfig
 from components.errors import ConfigInvalid, HpmlError, StageFailed, Unavailable
 from components.goals import DECISION_FILE, DecisionRecord, Goals
-from components.measurements import EngineFigures
+from components.measurements import EngineFigures, EngineSettings
+from components.targets.onnx_session import session_options
 from tests.small_subjects import (
     MODEL_OF_THE_USER,
     InferenceServer,
@@ -400,6 +402,62 @@ def test_a_bundle_that_answers_otherwise_is_refused(bundle: Path) -> None:
     np.save(bundle / "golden_logits.npy", np.load(bundle / "golden_logits.npy") + 1)
     with pytest.raises(StageFailed, match="golden outputs: a logit differs by 1"):
         subject.check(opened)
+
+
+def test_a_bundle_is_measured_as_it_says(bundle: Path) -> None:
+    subject = BundleSubject(folder=bundle)
+    assert subject.candidates(2) == (EngineSettings(threads=2),)  # it says nothing: one candidate
+    said = EngineSettings(threads=2, spinning=False)
+    edit(bundle, lambda told: told.update(settings=said.model_dump()))
+    assert subject.candidates(8) == (said,)
+    assert subject.candidates(1) == (EngineSettings(threads=1),)  # it may not have as many
+
+
+# ---------------------------------------------------------------------------------------------- settings
+
+
+def test_onnx_runtime_is_tried_with_fewer_threads_and_without_spinning(tmp_path: Path) -> None:
+    subject = OnnxSubject(file=tmp_path / "any.onnx")
+    assert [str(settings) for settings in subject.candidates(2)] == [
+        "2 threads, spinning",
+        "2 threads, not spinning",
+        "1 thread",
+    ]
+    assert EngineSettings(threads=4, spinning=True) in subject.candidates(8)
+    assert [settings.threads for settings in subject.candidates(1)] == [1]
+    assert len(OnnxSubject(file=tmp_path / "any.onnx", device="cuda").candidates(8)) == 1
+
+
+def test_each_build_of_a_file_is_tried(tmp_path: Path) -> None:
+    signed = tmp_path / "signed.onnx"
+    subject = OnnxSubject(file=tmp_path / "any.onnx", variants={"signed": signed})
+    assert [settings.variant for settings in subject.candidates(1)] == ["", "signed"]
+    assert subject.of_variant("").file == subject.file and subject.of_variant("signed").file == signed
+
+
+@pytest.mark.parametrize(("spinning", "entry"), [(None, None), (True, "1"), (False, "0")])
+def test_spinning_is_left_to_onnx_runtime_unless_it_is_said(spinning: bool | None, entry: str | None) -> None:
+    options = session_options(2, spinning)
+    assert options.intra_op_num_threads == 2
+    if entry is None:
+        with pytest.raises(RuntimeError):
+            options.get_session_config_entry("session.intra_op.allow_spinning")
+    else:
+        assert options.get_session_config_entry("session.intra_op.allow_spinning") == entry
+
+
+def test_torch_has_a_thread_a_core_as_users_run_it(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    for cpu, siblings in enumerate(("0,2", "1,3", "0,2", "1,3")):
+        (tmp_path / f"cpu{cpu}/topology").mkdir(parents=True)
+        (tmp_path / f"cpu{cpu}/topology/thread_siblings_list").write_text(siblings)
+    monkeypatch.setattr(hardware, "_CPUS", tmp_path)
+    monkeypatch.setattr(hardware.os, "sched_getaffinity", lambda _: {0, 1, 2, 3})
+    monkeypatch.setattr(hardware.cgroup, "cpu_quota", lambda: None)
+    subject = TorchSubject(path="any:thing")
+    assert subject.candidates(4) == (EngineSettings(threads=2),)
+    assert subject.candidates(1) == (EngineSettings(threads=1),)
+    monkeypatch.setattr(hardware, "_CPUS", tmp_path / "not told")
+    assert subject.candidates(4) == (EngineSettings(threads=4),)
 
 
 # ------------------------------------------------------------------------------------------------ server

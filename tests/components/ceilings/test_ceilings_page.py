@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element
 
 import pytest
 
-from components.measurements import BandwidthPoint, CeilingsSpec, GemmPoint, Interval
+from components.measurements import BandwidthPoint, CeilingsSpec, CoreDistances, GemmPoint, Interval
 from components.page.ceilings import (
     bandwidth_ceilings,
     binary_size,
@@ -19,6 +19,7 @@ from components.page.ceilings import (
 from components.page.markup import to_html
 
 KIB = 2**10
+ONE_CPU = CoreDistances(cpus=(0,), usable_cpus=1)
 LEVELS = {"L1": (16 * KIB, 200.0), "L2": (256 * KIB, 110.0), "DRAM": (2**27, 30.0)}
 
 
@@ -95,6 +96,18 @@ def test_a_point_that_is_not_stable_is_not_drawn_and_its_ceiling_says_so(spec: C
     assert "not stable" in to_html(section)
 
 
+def test_a_ceiling_without_a_stable_point_is_not_known_yet(spec: CeilingsSpec) -> None:
+    assert spec.not_stable == ""
+    unstable = {"reason": "not stable: ...", "fastest": 9e9}
+    lost = [
+        point.model_copy(update={"gb_per_s": None, **unstable}) if point.level != "L2" else point
+        for point in spec.bandwidths
+    ]
+    too_slow = [point.model_copy(update={"gflop_per_s": None, "reason": "too slow"}) for point in spec.gemms]
+    missing = spec.model_copy(update={"bandwidths": tuple(lost), "gemms": tuple(too_slow)}).not_stable
+    assert missing == "1 thread: L1, DRAM; 4 threads: L1, DRAM"
+
+
 def test_the_table_has_the_fastest_of_each_level_and_library(spec: CeilingsSpec) -> None:
     found = {(c.place, c.of): (c.rate.value if c.rate else None, c.where) for c in bandwidth_ceilings(spec)}
     assert found[("1 thread", "L1")] == (200, "triad, 16 KiB")
@@ -142,7 +155,7 @@ def test_a_spec_without_figures_is_a_page_nevertheless(spec: CeilingsSpec, gone:
         )
     else:
         bare = spec.model_copy(update={gone: ()})
-    page = ceilings_page(bare)
+    page = ceilings_page(bare, ONE_CPU)
     assert page.startswith("<!DOCTYPE html>") and "nan" not in page.lower().replace("nano", "")
 
 
@@ -150,7 +163,7 @@ def test_what_comes_from_outside_is_escaped(spec: CeilingsSpec) -> None:
     hostile = spec.model_copy(
         update={"hardware": {"cpu": "<script>x</script>"}, "gemms": (gemm_of("<img src=x>"),)}
     )
-    page = ceilings_page(hostile)
+    page = ceilings_page(hostile, ONE_CPU)
     assert "<script" not in page and "<img" not in page
 
 

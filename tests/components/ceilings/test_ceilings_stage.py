@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from components.artifacts import Artifact
 from components.ceilings import stage as ceilings
+from components.ceilings.measure import _incomplete
 from components.ceilings.stage import CeilingsConfig
-from components.contract import validate
+from components.contract import Output, validate
 from components.errors import ConfigInvalid
 from components.hardware import usable_cpus
 from components.measurements import CeilingsSpec
@@ -88,6 +90,16 @@ def test_the_metrics_are_the_ceilings(measured: Artifact[CeilingsSpec]) -> None:
             (f"fp32_gflop_per_s_{threads}_threads", measured.spec.arithmetic("fp32", threads=threads)),
         ):
             assert metrics.get(name) == (rate.value if rate else None)
+
+
+def test_the_result_is_incomplete_where_a_ceiling_is_not_stable(
+    measured: Artifact[CeilingsSpec], tmp_path: Path
+) -> None:
+    """No machine's rounds agree to a billionth."""
+    config = CeilingsConfig(threads=(1,), gemm_sizes=(64,), rounds=5, time_budget_s=1, max_spread=1e-9)
+    result = ceilings.run(config, out=Output(path=tmp_path, scratch=tmp_path, threads=1))
+    assert result.incomplete.startswith("not stable on a busy machine: 1 thread: ")
+    assert _incomplete(measured.spec).endswith(measured.spec.not_stable)
 
 
 @pytest.mark.parametrize(

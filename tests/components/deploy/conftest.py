@@ -27,7 +27,7 @@ from components.deploy import stage as deploy
 from components.deploy.stage import DeployConfig
 from components.export import stage as export
 from components.goals import Goals
-from components.measurements import EngineFigures, Interval, MeasurementsSpec
+from components.measurements import EngineFigures, EngineSettings, Interval, MeasurementsSpec
 from components.register import stage as register
 from components.register.stage import RegisterConfig
 from components.select import stage as select
@@ -66,7 +66,12 @@ def perform(place: Path, stage_run: Callable[..., Any], config: Config, **inputs
     return open_artifact(place, kind=result.spec.kind)
 
 
-def measured(place: Path, engine: Artifact[EngineSpec]) -> Artifact[MeasurementsSpec]:
+SETTINGS = EngineSettings(threads=2, spinning=False)
+
+
+def measured(
+    place: Path, engine: Artifact[EngineSpec], settings: EngineSettings | None
+) -> Artifact[MeasurementsSpec]:
     latency = Interval(value=0.71, low=0.69, high=0.73)
     accuracy = engine.spec.accuracy_top1
     figures = EngineFigures(
@@ -78,6 +83,7 @@ def measured(place: Path, engine: Artifact[EngineSpec]) -> Artifact[Measurements
         parameters=engine.spec.parameters,
         macs=engine.spec.macs,
         accuracy_top1=Interval(value=accuracy, low=accuracy - 0.01, high=min(1.0, accuracy + 0.01)),
+        settings=settings,
         latency_ms_p50=latency,
         latency_ms_p90=latency,
         latency_ms_p99=latency,
@@ -87,7 +93,6 @@ def measured(place: Path, engine: Artifact[EngineSpec]) -> Artifact[Measurements
         best_fp32="reference",
         engines={"reference": figures, "variant": figures},
         rounds=1,
-        requests_per_round=1,
         threads=1,
         seed=0,
         environment={},
@@ -98,12 +103,14 @@ def measured(place: Path, engine: Artifact[EngineSpec]) -> Artifact[Measurements
     return open_artifact(place, kind="measurements")
 
 
-def chosen_and_registered(place: Path, exported: Artifact[EngineSpec]) -> Deployable:
-    """The engine, chosen, and registered as version 1 of "digits"."""
-    figures = measured(place / "measured", exported)
+def chosen_and_registered(
+    place: Path, exported: Artifact[EngineSpec], settings: EngineSettings | None = None, registry: str = ""
+) -> Deployable:
+    """The engine, chosen, and registered as a version of "digits", the first where there is no registry."""
+    figures = measured(place / "measured", exported, settings)
     engines = {"reference": exported, "variant": exported}
     chosen = perform(place / "chosen", select.run, Goals(), measured=figures, engines=engines)
-    registry = f"sqlite:///{place / 'mlflow.db'}"
+    registry = registry or f"sqlite:///{place / 'mlflow.db'}"
     config = RegisterConfig(model_name="digits")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", registry)
@@ -117,10 +124,10 @@ def deployable(
     digits_data: Artifact[DatasetSpec],
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Deployable:
-    """The small network as an ONNX engine in fp32."""
+    """The small network as an ONNX engine in fp32, measured with SETTINGS."""
     place = tmp_path_factory.mktemp("deployable")
     exported = perform(place / "exported", export.run, Onnx(), model=small_model, data=digits_data)
-    return chosen_and_registered(place, exported)
+    return chosen_and_registered(place, exported, SETTINGS)
 
 
 @pytest.fixture(scope="session")
@@ -135,6 +142,25 @@ def deployable_eager(
     return chosen_and_registered(place, exported)
 
 
+def exported_int8(
+    place: Path, model: Artifact[ModelSpec], data: Artifact[DatasetSpec], activations: Any
+) -> Artifact[EngineSpec]:
+    """`model` as an ONNX engine in int8."""
+    shutil.copytree(model.path, place / "model")
+    (place / "model" / "manifest.json").unlink()
+    quantization = QuantizationSpec(
+        scheme="static",
+        weights="int8-per-channel",
+        activations=activations,
+        calibration="minmax",
+        calibration_rows=tuple(range(64)),
+    )
+    spec = model.spec.model_copy(update={"quantization": quantization})
+    seal_artifact(place / "model", spec=spec, metrics={}, lineage=lineage())
+    quantized = open_artifact(place / "model", kind="model")
+    return perform(place / "exported", export.run, Onnx(), model=quantized, data=data)
+
+
 @pytest.fixture(scope="session")
 def deployable_int8(
     small_model: Artifact[ModelSpec],
@@ -143,20 +169,7 @@ def deployable_int8(
 ) -> Deployable:
     """The small network as an ONNX engine in int8."""
     place = tmp_path_factory.mktemp("deployable-int8")
-    shutil.copytree(small_model.path, place / "model")
-    (place / "model" / "manifest.json").unlink()
-    quantization = QuantizationSpec(
-        scheme="static",
-        weights="int8-per-channel",
-        activations="uint8",
-        calibration="minmax",
-        calibration_rows=tuple(range(64)),
-    )
-    spec = small_model.spec.model_copy(update={"quantization": quantization})
-    seal_artifact(place / "model", spec=spec, metrics={}, lineage=lineage())
-    model = open_artifact(place / "model", kind="model")
-    exported = perform(place / "exported", export.run, Onnx(), model=model, data=digits_data)
-    return chosen_and_registered(place, exported)
+    return chosen_and_registered(place, exported_int8(place, small_model, digits_data, "uint8"))
 
 
 @pytest.fixture(scope="session")

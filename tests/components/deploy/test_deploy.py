@@ -25,7 +25,8 @@ from components.deploy import stage as deploy
 from components.deploy.stage import DeployConfig
 from components.errors import GateFailed, StageFailed
 from components.images import load_split
-from tests.components.deploy.conftest import resealed
+from components.measurements import EngineSettings
+from tests.components.deploy.conftest import chosen_and_registered, exported_int8, resealed
 
 ENGINE = "model_repository/digits/1/model.onnx"
 
@@ -312,6 +313,12 @@ def triton_model_config() -> Any:
         ("kind", field.TYPE_ENUM, False, ".inference.Kind"),
     )
     message("ModelDynamicBatching")
+    message("ModelParameter", ("string_value", field.TYPE_STRING, False, ""))
+    message(
+        "ModelParameters",
+        ("key", field.TYPE_STRING, False, ""),
+        ("value", field.TYPE_MESSAGE, False, ".inference.ModelParameter"),
+    )
     message("AllVersions")
     message(
         "ModelVersionPolicy",
@@ -329,6 +336,7 @@ def triton_model_config() -> Any:
         ("instance_group", field.TYPE_MESSAGE, True, ".inference.ModelInstanceGroup"),
         ("dynamic_batching", field.TYPE_MESSAGE, False, ".inference.ModelDynamicBatching"),
         ("version_policy", field.TYPE_MESSAGE, False, ".inference.ModelVersionPolicy"),
+        ("parameters", field.TYPE_MESSAGE, True, ".inference.ModelParameters"),
     )
     pool = descriptor_pool.DescriptorPool()
     pool.Add(file)
@@ -378,6 +386,56 @@ def test_way_3_takes_the_engine_from_the_registry_if_it_is_this_one(bundle: Path
     assert again.returncode == 1 and "is not the engine of this bundle" in again.stderr
 
 
+# ---------------------------------------------------------------------------------------------- the settings
+
+# What a session of the bundle's script is given, told by the session that it makes.
+OPTIONS = """
+import json, sys, onnxruntime
+make, key = onnxruntime.InferenceSession, "session.intra_op.allow_spinning"
+
+def tell(file, options=None, **others):
+    try:
+        spinning = options.get_session_config_entry(key)
+    except RuntimeError:
+        spinning = None
+    print(json.dumps([options.intra_op_num_threads, spinning]))
+    return make(file, options, **others)
+
+onnxruntime.InferenceSession = tell
+"""
+
+
+def options_of(bundle: Path, code: str) -> list[Any]:
+    (bundle.parent / "options.py").write_text(OPTIONS + code)
+    done = python(bundle, "../options.py")
+    assert not done.stderr
+    told: list[Any] = json.loads(done.stdout.splitlines()[0])
+    return told
+
+
+def test_the_engine_runs_with_the_settings_it_was_measured_with(bundle: Path) -> None:
+    assert options_of(bundle, "from bundle import Model; Model()") == [2, "0"]
+    assert options_of(bundle, "from bundle import Model; Model(threads=1, spinning=True)") == [1, "1"]
+    assert options_of(bundle, snippets(bundle)[0]) == [2, "0"]
+    readme = " ".join((bundle / "README.md").read_text().split())
+    assert "| settings | 2 threads, not spinning |" in readme
+    assert "gives the engine the 2 threads" in readme and "backend has no parameter for it" in readme
+    config = (bundle / "model_repository/digits/config.pbtxt").read_text()
+    [threads] = text_format.Parse(config, triton_model_config()).parameters
+    assert (threads.key, threads.value.string_value) == ("intra_op_thread_count", "2")
+
+
+def test_without_a_measurement_it_runs_with_the_runtimes_defaults(
+    deployable_int8: Any, run_stage: Callable[..., Any]
+) -> None:
+    engine, version = deployable_int8.engine, deployable_int8.version
+    bundle = run_stage(deploy.run, DeployConfig(), engine=engine, version=version).path
+    assert options_of(bundle, "from bundle import Model; Model()") == [0, None]
+    assert "| settings | not measured: those of its runtime's default |" in (bundle / "README.md").read_text()
+    assert "SessionOptions" not in snippets(bundle)[0]
+    assert "parameters" not in next(bundle.rglob("config.pbtxt")).read_text()
+
+
 # --------------------------------------------------------------------------------------------- other engines
 
 
@@ -388,6 +446,26 @@ def test_an_int8_engine(deployable_int8: Any, run_stage: Callable[..., Any]) -> 
     done = python(bundle.path, "bundle.py")
     assert (done.returncode, done.stderr) == (0, "")
     assert "int8" in bundle.file("README.md").read_text()
+
+
+def test_of_an_engine_with_variants_the_measured_one_is_shipped(
+    tmp_path: Path, small_model: Any, digits_data: Any, run_stage: Callable[..., Any]
+) -> None:
+    exported, registry = exported_int8(tmp_path, small_model, digits_data, "auto"), ""
+    for version, variant in enumerate(("", "int8-activations"), 1):
+        place = tmp_path / f"version {version}"
+        place.mkdir()
+        settings = EngineSettings(threads=1, variant=variant)
+        found = chosen_and_registered(place, exported, settings, registry)
+        assert found.version.spec.version == version  # they are two models in the registry
+        registry = found.registry
+        bundle = run_stage(deploy.run, DeployConfig(), engine=found.engine, version=found.version)
+        told = json.loads(bundle.file("bundle.json").read_text())
+        assert told["engine"]["identity"]["activations"] == ("int8" if variant else "uint8")
+        assert (bundle.path / told["file"]).read_bytes() == (
+            exported.path / variant / "model.onnx"
+        ).read_bytes()
+        assert len([name for name in bundle.manifest.files if name.endswith(".onnx")]) == 1
 
 
 @pytest.mark.slow  # makes a bundle of torch's; that of ONNX Runtime is tried

@@ -6,6 +6,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,8 @@ from components.artifacts import Artifact, BundleSpec, open_artifact, seal_artif
 from components.deploy import stage as deploy
 from components.deploy.stage import DeployConfig
 from components.deploy.triton_repository import Refused, place
-from tests.components.deploy.conftest import perform
+from components.goals import DECISION_FILE, DecisionRecord
+from tests.components.deploy.conftest import perform, resealed
 
 
 @pytest.fixture(scope="module")
@@ -68,6 +70,53 @@ def test_two_versions_stand_side_by_side(bundle: Path, second: Path, repository:
     assert place(second, repository).endswith("is there already, the same")
 
 
+@pytest.fixture(scope="module")
+def unverified(deployable: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The bundle of an engine whose p99 was not measured."""
+    folder = tmp_path_factory.mktemp("unverified")
+
+    def forget(place: Path) -> None:
+        record = DecisionRecord.model_validate_json((place / DECISION_FILE).read_text())
+        of_chosen = replace(record.verdicts[record.chosen], unverified=("latency p99 is not measured: busy",))
+        doubtful = record.model_copy(
+            update={
+                "verdicts": record.verdicts | {record.chosen: of_chosen},
+                "undecided": "latency is not measured",
+            }
+        )
+        (place / DECISION_FILE).write_text(doubtful.model_dump_json())
+
+    engine = resealed(deployable.engine, folder / "engine", forget)
+    return perform(
+        folder / "bundle", deploy.run, DeployConfig(), engine=engine, version=deployable.version
+    ).path
+
+
+def test_what_is_not_verified_is_bundled_and_marked_and_placed_only_if_asked_for(
+    unverified: Path, repository: Path
+) -> None:
+    assert json.loads((unverified / "bundle.json").read_text())["unverified"] == [
+        "latency p99 is not measured: busy"
+    ]
+    readme = " ".join((unverified / "README.md").read_text().split())
+    assert "**Not verified:** latency p99 is not measured: busy." in readme
+    assert "**Not decided:** latency is not measured." in readme
+    assert "`hpml bench RUN`, RUN being the run that made this bundle, completes the measurement" in readme
+
+    command = [sys.executable, "-I", "-S", "-B", str(unverified / "triton_repository.py"), str(repository)]
+    refused = subprocess.run(command, capture_output=True, text=True)
+    (line,) = refused.stderr.splitlines()
+    assert refused.returncode == 5 and not contents(repository)
+    assert line.startswith("error: not verified: latency p99 is not measured: busy: complete the measurement")
+    assert "hpml bench RUN" in line and line.endswith("or give --unverified")
+    placed = subprocess.run([*command, "--unverified"], capture_output=True, text=True)
+    assert placed.returncode == 0 and "digits/1/model.onnx" in contents(repository)
+
+    checked = subprocess.run([sys.executable, str(unverified / "bundle.py")], capture_output=True, text=True)
+    assert checked.returncode == 0
+    assert checked.stderr == "warning: not verified: latency p99 is not measured: busy\n"
+
+
 def test_another_model_under_the_same_version_is_refused(bundle: Path, repository: Path) -> None:
     place(bundle, repository)
     (repository / "digits/1/model.onnx").write_bytes(b"another")
@@ -106,6 +155,16 @@ def test_what_a_user_tuned_in_the_configuration_stays(bundle: Path, second: Path
     config.write_text(tuned)
     assert "has no version_policy, so Triton serves the highest version only" in place(second, repository)
     assert config.read_text() == tuned
+
+
+def test_threads_that_are_not_the_measured_ones_are_told(
+    bundle: Path, second: Path, repository: Path
+) -> None:
+    place(bundle, repository)
+    config = repository / "digits/config.pbtxt"
+    config.write_text(config.read_text().replace('string_value: "2"', 'string_value: "8"'))
+    note = "says 8 intra_op_thread_count, this model was measured with 2"
+    assert note in place(second, repository)
 
 
 def claim_a_name_outside(bundle: Path) -> None:

@@ -6,6 +6,7 @@ import itertools
 import time
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import numpy as np
@@ -30,6 +31,7 @@ from components.measurements import (
     CeilingsSpec,
     DiagnosisSpec,
     EngineFigures,
+    EngineSettings,
     GemmPoint,
     Interval,
     MeasurementsSpec,
@@ -302,21 +304,25 @@ def run_diagnosis(run_stage: Any, images: Any, tmp_path: Path) -> Diagnose:
         threads: int = THREADS,
         time_us: Mapping[str, float] | None = None,
         throughput: Mapping[str, Mapping[int, float]] | None = None,
-        invalid: str = "",
+        not_measured: Mapping[str, str] | None = None,
+        settings: Mapping[str, EngineSettings] | None = None,
         data: Artifact[DatasetSpec] | None = None,
         **config: Any,
     ) -> DiagnosisSpec:
         built = {name: engine for name, engine in engines.items() if engine.spec.status == "built"}
         runs_here = {name: one for name, one in built.items() if one.spec.identity["device"] == "cpu"}
         times_us = {**_times_us(runs_here, threads), **(time_us or {})}
-        measured = make_measured(engines, times_us, throughput or {}, threads=threads, invalid=invalid)
+        measured = make_measured(
+            engines, times_us, throughput or {}, threads=threads, not_measured=not_measured or {}
+        )
+        for name, of_engine in (settings or {}).items():
+            measured.engines[name] = measured.engines[name].model_copy(update={"settings": of_engine})
         folders = [tmp_path / f"{kind}-{next(counter)}" for kind in ("measured", "ceilings")]
         for folder in folders:
             folder.mkdir()
-        settings = diagnose.DiagnoseConfig(**{"seconds": 0.2, **config})
         spec: DiagnosisSpec = run_stage(
             diagnose.run,
-            settings,
+            diagnose.DiagnoseConfig(**{"seconds": 0.2, **config}),
             engines=dict(engines),
             measured=sealed(folders[0], measured, "measurements"),
             ceilings=sealed(folders[1], ceilings or make_ceilings(threads=threads), "ceilings"),
@@ -333,28 +339,34 @@ def make_measured(
     throughput: Mapping[str, Mapping[int, float]],
     *,
     threads: int = THREADS,
-    invalid: str = "",
+    not_measured: Mapping[str, str] = MappingProxyType({}),
 ) -> MeasurementsSpec:
-    """A benchmark with these figures; an engine without a time was not built."""
+    """A benchmark with these figures; an engine without a time was not built. not_measured: why."""
     return MeasurementsSpec(
         reference=next(iter(engines)),
         best_fp32="",
         engines={
-            name: _figures(engine.spec, times_us.get(name), throughput.get(name, {}))
+            name: _figures(
+                engine.spec, times_us.get(name), throughput.get(name, {}), not_measured.get(name, "")
+            )
             for name, engine in engines.items()
         },
         rounds=1,
-        requests_per_round=1,
         threads=threads,
         seed=0,
         environment={},
-        invalid=invalid,
+        incomplete="; ".join(not_measured.values()),
     )
 
 
-def _figures(spec: EngineSpec, time_us: float | None, throughput: Mapping[int, float]) -> EngineFigures:
+def _figures(
+    spec: EngineSpec, time_us: float | None, throughput: Mapping[int, float], not_measured: str
+) -> EngineFigures:
+    if not_measured:
+        time_us, throughput = None, {}
     return EngineFigures(
-        status="measured" if time_us else "not built",
+        status="not measured" if not_measured else "measured" if time_us else "not built",
+        reason=not_measured,
         target=str(spec.target["target"]),
         precision=spec.precision,
         methods=spec.methods,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +20,7 @@ from components.diagnose.rules import RULES, findings
 from components.diagnose.stage import DiagnoseConfig
 from components.diagnose.tensorrt_profile import layers_of
 from components.diagnose.verdict import verdict
-from components.measurements import CeilingsSpec
+from components.measurements import CeilingsSpec, CoreState, StateFigures
 from components.targets.onnx_session import single_requests
 from components.targets.tensorrt import GRAPH
 from tests.components.diagnose import tensorrt_by_hand as by_hand
@@ -28,6 +29,7 @@ from tests.components.diagnose.conftest import (
     Diagnose,
     MakeEngine,
     Network,
+    interval,
     make_ceilings,
     make_gpu_ceilings,
     make_measured,
@@ -261,6 +263,47 @@ def test_idle_threads(make_engine: MakeEngine, run_diagnosis: Diagnose) -> None:
     engine = {"tiny/onnx": make_engine(tiny_layers())}
     assert "than one at batch 1" in rules_of(run_diagnosis(engine, threads=2), "tiny/onnx")["idle-threads"]
     assert "idle-threads" not in rules_of(run_diagnosis(engine, threads=1), "tiny/onnx")
+
+
+def far_cores(
+    make_engine: MakeEngine, *ms_of_states: float, threads: int = 2, one_thread_ms: float | None = None
+) -> tuple[str, str]:
+    """What is said of an engine that takes so long in each state, and what is to be done about it."""
+    engines = {"it/onnx": make_engine(tiny_layers())}
+    shares = (0.35, 0.65)
+    mixture_us = 1e3 * sum(map(operator.mul, shares, ms_of_states))
+    measured = make_measured(engines, {"it/onnx": mixture_us}, {}, threads=threads)
+    names = ("near", "far")
+    states = tuple(
+        CoreState(name=name, round_trip_ns=interval(200), share=share, seconds=60)
+        for name, share in zip(names, shares, strict=True)
+    )
+    of_engine = tuple(
+        StateFigures(state=name, rounds=40, latency_ms_p50=interval(ms))
+        for name, ms in zip(names, ms_of_states, strict=True)
+    )
+    figures = measured.engines["it/onnx"].model_copy(update={"states": of_engine})
+    measured = measured.model_copy(update={"states": states, "engines": {"it/onnx": figures}})
+    profile = Profile((), one_thread_us=one_thread_ms and 1e3 * one_thread_ms)
+    facts = facts_of("it/onnx", engines, measured, profile, Roofs(make_ceilings(), threads=threads))
+    found = {item.finding.rule: item.finding for item in findings(facts)}
+    said = found.get("far-cores")
+    return (said.sentence, said.remedy) if said else ("", "")
+
+
+def test_far_cores(make_engine: MakeEngine) -> None:
+    sentence, remedy = far_cores(make_engine, 0.2, 0.31, one_thread_ms=0.35)
+    assert sentence == (
+        "0.2 ms with the cores near, 0.31 ms far: 65 % of the time it is 1.6 times slower because its 2 "
+        "threads hand each other cache lines across core complexes; one thread takes 0.35 ms in any state"
+    )
+    assert "dedicated host" in remedy
+    _, remedy = far_cores(make_engine, 0.124, 0.219, one_thread_ms=0.173)
+    assert remedy.startswith("give it one thread")
+    sentence, remedy = far_cores(make_engine, 0.2, 0.31)
+    assert sentence.endswith("core complexes") and "dedicated host" in remedy
+    assert far_cores(make_engine, 0.2, 0.204, one_thread_ms=0.35) == ("", "")
+    assert far_cores(make_engine, 0.2, 0.31, threads=1) == ("", "")
 
 
 # ------------------------------------------------------------------------------------- on layers of TensorRT

@@ -8,7 +8,7 @@ import pytest
 
 from components.diagnose.layers import Layer
 from components.diagnose.roofs import Roofs, model_bound
-from components.measurements import CeilingsSpec
+from components.measurements import CeilingsSpec, EngineSettings
 from tests.components.diagnose.conftest import (
     Diagnose,
     MakeEngine,
@@ -220,9 +220,22 @@ def test_what_cannot_be_diagnosed_says_why(make_engine: MakeEngine, run_diagnosi
     assert "not how long it runs" in reasons["gpu/onnx"]
     assert reasons["gpu/eager"] == "it runs on cuda H200, and layers of eager are timed on the CPU only"
     assert reasons["absent/tensorrt"] == "not built: this machine has no NVIDIA GPU"
-    invalid = run_diagnosis({"fp32/onnx": built}, invalid="another process took 40 % of the CPU")
-    assert "another process" in invalid.engines["fp32/onnx"].reason
-    assert invalid.engines["fp32/onnx"].status == "not diagnosed"
+    busy = "machine busy (26 of 645 slices were quiet)"
+    engines = {"fp32/onnx": built, "twin/onnx": built}
+    partly = run_diagnosis(engines, not_measured={"twin/onnx": busy}).engines
+    assert partly["fp32/onnx"].status == "diagnosed" and partly["twin/onnx"].status == "not diagnosed"
+    assert partly["twin/onnx"].reason == f"not measured: {busy}"
+
+
+def test_each_engine_is_diagnosed_with_the_threads_that_it_was_measured_with(
+    make_engine: MakeEngine, run_diagnosis: Diagnose
+) -> None:
+    built = make_engine(small())
+    engines = {"fp32/onnx": built, "twin/onnx": built}
+    said = run_diagnosis(engines, settings={"twin/onnx": EngineSettings(threads=1)})
+    assert [one.threads for one in said.engines.values()] == [2, 1]
+    assert said.engines["fp32/onnx"].roof_us and said.engines["twin/onnx"].roof_us is None
+    assert any(note.startswith("ceilings of one thread not known") for note in said.notes)
 
 
 def test_an_engine_that_a_runtime_cannot_open_costs_the_others_nothing(

@@ -14,7 +14,7 @@ from PIL import Image
 
 from components.errors import ConfigInvalid, HpmlError, StageFailed
 from components.page.quantize import how_in_words
-from components.quantize import samples
+from components.quantize import samples, worker
 from components.quantize.job import Bounds, Judgement, Preprocessing, Quantized, QuantizeJob
 from components.quantize.judge import judge
 from components.quantize.worker import quantize
@@ -41,12 +41,20 @@ def classified(rows: int = 60) -> dict[str, np.ndarray]:
     return {"x": prototypes()[y] + 0.1 * noise, "y": y}
 
 
-def done(tmp_path: Path, file: Path, arrays: dict[str, Any] | Path, **fields: Any) -> Quantized:
+def builds(tmp_path: Path, file: Path, arrays: dict[str, Any] | Path, **fields: Any) -> dict[str, Quantized]:
     data = arrays if isinstance(arrays, Path) else tmp_path / "data.npz"
     if not isinstance(arrays, Path):
         np.savez(data, **arrays)
     job = QuantizeJob(file=file, data=data, **fields)
-    return Quantized.model_validate(quantize(job.model_dump(mode="json"), str(tmp_path / "int8.onnx")))
+    told = quantize(job.model_dump(mode="json"), str(tmp_path))
+    return {name: Quantized.model_validate(one) for name, one in told.items()}
+
+
+def done(tmp_path: Path, file: Path, arrays: dict[str, Any] | Path, **fields: Any) -> Quantized:
+    """The build to use without a measurement; it is int8.onnx."""
+    name, found = next(iter(builds(tmp_path, file, arrays, **fields).items()))
+    (tmp_path / f"{name}.onnx").rename(tmp_path / "int8.onnx")
+    return found
 
 
 def operators(file: Path) -> set[str]:
@@ -62,18 +70,36 @@ def test_an_int8_model_and_what_is_told_of_it(tmp_path: Path) -> None:
     assert judged.accuracy_fp32 and judged.accuracy_int8 and judged.accuracy_change
     assert judged.accuracy_fp32.value == judged.accuracy_int8.value == 1.0 > judged.accuracy_fp32.low > 0.8
     assert judged.refusal == "" and 0 < judged.relative_error < 0.1
-    assert found.latencies_ms.keys() == {"uint8", "int8"} and found.activations in found.latencies_ms
+    assert found.activations == "uint8"
     assert "judged on 30 samples only" in found.notes
-    assert any("int8 is kept if it is more than 5 % faster" in note for note in found.notes)
     weights = {tensor.name: tensor for tensor in onnx.load(tmp_path / "int8.onnx").graph.initializer}
     scales = next(tensor for name, tensor in weights.items() if name == "w_scale")
     assert list(scales.dims) == [5]  # one for each channel
 
 
-def test_one_kind_of_activations_is_not_timed(tmp_path: Path) -> None:
+def test_both_kinds_of_activations_are_handed_over_unless_one_is_asked_for(tmp_path: Path) -> None:
     file = write_classifier(tmp_path / "m.onnx")
-    found = done(tmp_path, file, classified(), activations="int8", calibration="percentile")
-    assert found.activations == "int8" and found.latencies_ms == {}
+    assert list(builds(tmp_path, file, classified())) == ["uint8-activations", "int8-activations"]
+    signed = builds(tmp_path, file, classified(), activations="int8", calibration="percentile")
+    assert list(signed) == ["int8-activations"] and signed["int8-activations"].activations == "int8"
+
+
+def test_of_both_only_those_that_pass_the_gate_are_handed_over(tmp_path: Path, monkeypatch: Any) -> None:
+    file, judged = write_classifier(tmp_path / "m.onnx"), []
+
+    def refuse_the_first(*arguments: Any) -> Judgement:
+        judged.append(judge(*arguments))
+        return judged[-1].model_copy(update={"refusal": "too far off" if len(judged) == 1 else ""})
+
+    monkeypatch.setattr(worker, "judge", refuse_the_first)
+    [(name, found)] = builds(tmp_path, file, classified()).items()
+    assert name == "int8-activations" and not found.judgement.refusal
+    assert "uint8 activations were refused: too far off" in found.notes
+    judged.clear()
+    never = Bounds(min_top1_agreement=1.0, max_accuracy_drop=0.0)
+    monkeypatch.setattr(worker, "judge", lambda *given: judge(*given).model_copy(update={"refusal": "no"}))
+    [(name, found)] = builds(tmp_path, file, classified(), bounds=never).items()
+    assert name == "uint8-activations" and found.judgement.refusal == "no"
 
 
 def test_metadata_is_kept(tmp_path: Path) -> None:

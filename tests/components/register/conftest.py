@@ -14,7 +14,7 @@ import pytest
 from components import hardware
 from components.artifacts import Artifact, EngineSpec, InputSpec, Lineage, open_artifact, seal_artifact
 from components.goals import Goals
-from components.measurements import EngineFigures, Interval, MeasurementsSpec
+from components.measurements import CoreState, EngineFigures, Interval, MeasurementsSpec
 from components.select import stage as select
 
 
@@ -77,7 +77,7 @@ def _figures(engine: Artifact[EngineSpec], p50: float) -> EngineFigures:
 
 @pytest.fixture
 def choose(tmp_path: Path, run_stage: Callable[..., Artifact[Any]]) -> Callable[..., Chosen]:
-    """choose(content, p50=...): an engine of these bytes, measured and chosen."""
+    """choose(content, p50=...): an engine of these bytes, measured and chosen. figures: instead of p50."""
     count = 0
 
     def make(
@@ -88,6 +88,8 @@ def choose(tmp_path: Path, run_stage: Callable[..., Artifact[Any]]) -> Callable[
         data: str = "d1",
         threads: int = 1,
         cpu: str = "a CPU",
+        figures: EngineFigures | None = None,
+        states: tuple[CoreState, ...] = (),
     ) -> Chosen:
         nonlocal count
         count += 1
@@ -100,10 +102,10 @@ def choose(tmp_path: Path, run_stage: Callable[..., Artifact[Any]]) -> Callable[
             best_fp32="eager",
             engines={
                 "eager": _figures(engines["eager"], 10.0),
-                "int8/onnx": _figures(engines["int8/onnx"], p50),
+                "int8/onnx": figures or _figures(engines["int8/onnx"], p50),
             },
+            states=states,
             rounds=1,
-            requests_per_round=1,
             threads=threads,
             seed=0,
             environment={**hardware.identity(), "cpu": cpu, "load_average_1_min": f"{count}"},

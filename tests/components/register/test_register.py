@@ -22,6 +22,7 @@ from components.register import stage as register
 from components.register.references import references
 from components.register.stage import RegisterConfig
 from components.tracking import client, store_identity
+from tests import measured_specs
 
 CONFIG = RegisterConfig(model_name="digits", tags={"team": "vision"})
 
@@ -137,6 +138,70 @@ def test_the_champion_moves_only_for_a_better_one_under_the_same_goals(
     assert reason in spec.champion_reason
     assert champion(registry) == (2 if moves else 1)
     assert spec.aliases == (("candidate", "champion") if moves else ("candidate",))
+
+
+def test_what_is_not_known_stands_in_tags_and_the_champion_waits(
+    registry: str, choose: Choose, register_engine: Any
+) -> None:
+    goals = Goals(max_latency_ms_p99=2.0)
+    untimed = measured_specs.untimed("int8/onnx")
+    first = register_engine(choose(b"first", figures=untimed, goals=goals))
+    assert first.aliases == ("candidate",)
+    assert first.champion_reason == (
+        "it does not become the champion: latency is not measured; "
+        f"latency p99, allowed 2 ms, is not measured: {measured_specs.BUSY}"
+    )
+    tags = versions(registry)[1].tags
+    assert tags["hpml.undecided"] == "latency is not measured"
+    assert tags["hpml.unverified"].startswith("latency p99, allowed 2 ms, is not measured")
+    assert not {"hpml.latency_ms_p50", "hpml.settings", "hpml.core_states"} & tags.keys()
+
+    timed = measured_specs.engine("int8/onnx")
+    again = register_engine(choose(b"first", figures=timed, goals=goals, states=measured_specs.states()))
+    assert again.version == 1 and again.aliases == ("candidate", "champion")
+    tags = versions(registry)[1].tags
+    assert not {"hpml.undecided", "hpml.unverified"} & tags.keys()
+    assert json.loads(tags["hpml.settings"]) == {"threads": 2, "spinning": True}
+    assert tags["hpml.core_states"] == "35 % near, 65 % far"
+    assert tags["hpml.latency_ms_p50_near"].startswith("0.124 (")
+    assert tags["hpml.speedup_vs_reference_far"].startswith("9.224 (")
+
+    late = register_engine(choose(b"second", figures=untimed, goals=goals))
+    assert late.champion_reason.startswith("the champion stays: latency is not measured")
+    assert champion(registry) == 1
+
+
+@pytest.mark.parametrize(
+    ("faster", "shares", "moves", "reason"),
+    [
+        (1.5, {"near": 0.1, "far": 0.9}, True, "better than the champion before it: latency p50 0.0827 ms"),
+        (1.0, {"near": 0.9, "far": 0.1}, False, "the difference is within the noise"),
+        (0.9, {"near": 0.9, "far": 0.1}, False, "the champion stays, it is better"),
+    ],
+    ids=["faster, cores farther", "same, cores nearer", "slower, cores nearer"],
+)
+def test_the_champion_is_judged_in_each_state_of_the_cores(
+    registry: str,
+    choose: Choose,
+    register_engine: Any,
+    faster: float,
+    shares: dict[str, float],
+    moves: bool,
+    reason: str,
+) -> None:
+    """By what they took where the cores were as far apart, not by how long they were near."""
+    before = measured_specs.engine("int8/onnx")
+    register_engine(choose(b"first", figures=before, states=measured_specs.states()))
+    figures = measured_specs.engine("int8/onnx", shares=shares)
+    in_states = tuple(
+        one.model_copy(update={"latency_ms_p50": measured_specs.around(one.latency_ms_p50.value / faster)})
+        for one in figures.states
+        if one.latency_ms_p50
+    )
+    changed = figures.model_copy(update={"states": in_states})
+    spec = register_engine(choose(b"second", figures=changed, states=measured_specs.states(shares)))
+    assert reason in spec.champion_reason
+    assert champion(registry) == (2 if moves else 1)
 
 
 def test_a_champion_that_someone_else_made_stays(registry: str, choose: Choose, register_engine: Any) -> None:

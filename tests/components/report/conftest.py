@@ -25,17 +25,19 @@ from components.artifacts import (
     open_artifact,
     seal_artifact,
 )
-from components.benchmark.figures import best_fp32, figures
 from components.contract import Config
 from components.measurements import (
     CeilingsSpec,
     Conditions,
     DiagnosisSpec,
     EngineDiagnosis,
+    EngineFigures,
+    Interval,
     MeasurementsSpec,
+    Throughput,
 )
 
-REFERENCE = "fp32/eager"
+REFERENCE, BEST_FP32 = "fp32/eager", "fp32/onnx"
 ROUNDS, REQUESTS = 20, 50
 
 
@@ -177,7 +179,7 @@ def make_run(tmp_path: Path) -> Callable[..., Run]:
                     writer, inputs, class_names, variant.methods, variant.accuracy_top1, seconds, history
                 )
             engines[name] = _engine(writer, variant, inputs, class_names)
-        measured = _measure(writer, variants, engines, data_spec, environment)
+        measured = _measure(writer, variants, engines, environment)
         ceilings = writer.seal("ceilings", CeilingsSpec(hardware={}, bandwidths=(), gemms=()), 14.2, {})
         diagnosis = writer.seal("diagnose", _diagnosis(variants), 6.3, {})
         return Run(measured, engines, models, data, ceilings, diagnosis)
@@ -258,27 +260,20 @@ def _measure(
     writer: _Writer,
     variants: dict[str, Variant],
     engines: dict[str, Artifact[EngineSpec]],
-    data: DatasetSpec,
     environment: dict[str, str] | None,
 ) -> Artifact[MeasurementsSpec]:
     rng = np.random.default_rng(7)
     speed = np.exp(rng.normal(0, 0.02, (ROUNDS, 1)))
     latencies = {name: _latencies(v, speed, rng) for name, v in variants.items() if not v.reason}
-    fastest = best_fp32(engines, latencies, reference=REFERENCE)
     spec = MeasurementsSpec(
         reference=REFERENCE,
-        best_fp32=fastest,
-        engines=figures(
-            engines,
-            latencies,
-            data=data,
-            paired={},
-            batch_sizes=(1, 8, 32),
-            reference=REFERENCE,
-            fastest_fp32=fastest,
-        ),
+        best_fp32=BEST_FP32 if BEST_FP32 in variants else "",
+        engines={
+            name: _figures(engines[name].spec, variant, latencies.get(name), latencies)
+            for name, variant in variants.items()
+        },
         rounds=ROUNDS,
-        requests_per_round=REQUESTS,
+        slice_ms=25.0,
         threads=2,
         seed=0,
         environment=environment
@@ -288,3 +283,50 @@ def _measure(
     )
     samples = {f"{name}@{batch}": array for name, of in latencies.items() for batch, array in of.items()}
     return writer.seal("benchmark", spec, 21.7, {"samples.npz": samples})
+
+
+def _figures(
+    engine: EngineSpec,
+    variant: Variant,
+    latencies: dict[int, np.ndarray] | None,
+    of_all: dict[str, dict[int, np.ndarray]],
+) -> EngineFigures:
+    """Percentiles of the samples, with intervals of a made-up width."""
+    known: dict[str, Any] = {
+        "target": variant.target,
+        "precision": engine.precision,
+        "methods": engine.methods,
+        "size_bytes": engine.size_bytes,
+        "parameters": engine.parameters,
+        "macs": engine.macs,
+    }
+    if latencies is None:
+        return EngineFigures(status="not built", reason=variant.reason, **known)
+    p50 = float(np.median(latencies[1]))
+    percentiles = {
+        f"latency_ms_p{percent}": _around(float(np.percentile(latencies[1], percent)))
+        for percent in (50, 90, 99)
+    }
+    speeds = {
+        f"speedup_vs_{which}": _around(float(np.median(of_all[name][1])) / p50)
+        for which, name in (("reference", REFERENCE), ("best_fp32", BEST_FP32))
+        if name in of_all
+    }
+    rounds = np.median(latencies[1], axis=1)
+    return EngineFigures(
+        status="measured",
+        **known,
+        **percentiles,
+        **speeds,
+        accuracy_top1=_around(variant.accuracy_top1, 0.005),
+        throughput=tuple(
+            Throughput(batch=batch, images_per_s=_around(1e3 * batch / float(np.median(of_batch))))
+            for batch, of_batch in sorted(latencies.items())
+        ),
+        samples=latencies[1].size,
+        round_spread=float((rounds.max() - rounds.min()) / p50),
+    )
+
+
+def _around(value: float, share: float = 0.01) -> Interval:
+    return Interval(value=value, low=value / (1 + share), high=value * (1 + share))

@@ -11,15 +11,18 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
 from components.artifacts import Artifact, ReportSpec, open_artifact, seal_artifact
 from components.contract import Output
 from components.errors import StageFailed
 from components.goals import Goals
-from components.measurements import Conditions, Interval
+from components.measurements import Conditions, Interval, MeasurementsSpec
 from components.page.costs import condition_facts
 from components.report.stage import run
+from components.report.summary import markdown
+from tests import measured_specs
 
 MakeRun = Callable[..., Any]
 RunStage = Callable[..., Artifact[Any]]
@@ -74,7 +77,7 @@ def _check_self_contained(page: Page) -> None:
     allowed = {"html", "head", "meta", "title", "style", "body", "main", "header", "section", "footer", "div"}
     allowed |= {"h1", "h2", "h3", "p", "b", "span", "small", "wbr", "ul", "li", "dl", "dt", "dd", "figure"}
     allowed |= {"figcaption", "table", "thead", "tbody", "tr", "th", "td"}
-    allowed |= {"svg", "text", "line", "path", "circle", "rect"}
+    allowed |= {"code", "svg", "text", "line", "path", "circle", "rect"}
     assert {tag for tag, _ in page.elements} <= allowed
     names = {name for _, attributes in page.elements for name in attributes}
     assert not {name for name in names if name.startswith("on")} | (
@@ -154,18 +157,97 @@ def test_a_percentile_without_samples_is_not_shown(make_run: MakeRun, write: Any
     }
     measured = _resealed(made.measured, tmp_path / "few", {"engines": engines})
     page, artifact = write(replace(made, measured=measured))
-    assert page.text.count("350 of 662 samples") == len(engines)
+    built = [name for name, figures in engines.items() if figures.status != "not built"]
+    assert page.text.count("not measured: 350 of 662 samples") == len(built)
     rows = list(csv.DictReader(artifact.file("figures.csv").open(newline="")))
     assert {row["latency_ms_p99"] for row in rows} == {""}
 
 
-def test_a_busy_machine_is_told(make_run: MakeRun, write: Any, tmp_path: Any) -> None:
-    made = make_run()
-    assert "busy machine" not in write(made)[0].text
-    conditions = Conditions(slices=100, dropped=31, causes={"noise": 31}, enforced=False)
-    measured = _resealed(made.measured, tmp_path / "busy", {"conditions": conditions})
-    told = "Measured on a busy machine: 31 of 100 slices were disturbed (noise)"
-    assert told in write(replace(made, measured=measured))[0].text
+QUICK = ("fp32/eager", "fp32/onnx", "int8/onnx", "pruned+distilled+int8/onnx")
+
+
+@pytest.fixture
+def write_measured(make_run: MakeRun, variants: Any, write: Any, tmp_path: Path) -> Callable[..., Any]:
+    """write_measured(measurements, samples): the report of a run of the quickstart that was measured so."""
+
+    def make(
+        measurements: MeasurementsSpec, samples: dict[str, np.ndarray], goals: Goals | None = None
+    ) -> Any:
+        made = make_run({name: variants[name] for name in QUICK})
+        place = tmp_path / "measured-so"
+        place.mkdir()
+        np.savez(place / "samples.npz", **samples)
+        seal_artifact(place, spec=measurements, metrics={}, lineage=made.measured.manifest.lineage)
+        return write(replace(made, measured=open_artifact(place, kind="measurements")), goals)
+
+    return make
+
+
+def test_states_of_the_cores_stand_beside_what_stands_for_all(write_measured: Any) -> None:
+    page, artifact = write_measured(measured_specs.two_states(), measured_specs.samples())
+    _check_self_contained(page)
+    assert "over the mixture seen: 35 % near, 65 % far" in page.text
+    assert "cores near, 35 %: 16.0×cores far, 65 %: 12.9×" in page.text  # noqa: RUF001
+    row = Page(re.findall(r"<tr[^>]*>(.*?)</tr>", page.source)[2]).text
+    assert row.startswith("fp32/onnx2 threads, spinning")
+    assert "near 0.199far 0.282" in row and "near 5.88far 7.16" in row
+    assert "2,000 of 2,300; dropped for: its threads waited for a CPU (300)" in page.text
+    assert "a cache line's round trip takes 205 ns" in page.text
+    (row, *_) = [
+        row
+        for row in csv.DictReader(artifact.file("figures.csv").open(newline=""))
+        if row["engine"] == "int8/onnx"
+    ]
+    assert (row["threads"], row["spinning"]) == ("2", "True")
+    assert (row["latency_ms_p50_near"], row["latency_ms_p50_far"]) == ("0.124", "0.219")
+
+
+def test_the_markdown_says_the_same(write_measured: Any) -> None:
+    _, artifact = write_measured(measured_specs.two_states(), measured_specs.samples())
+    told = markdown("A run", json.loads(artifact.file("figures.json").read_text()))
+    (row,) = [line for line in told.splitlines() if line.startswith("| int8/onnx ")]
+    assert "| 2 threads, spinning | qualified |" in row and "; near 9.44×; far 9.22×" in row  # noqa: RUF001
+    assert "over the mixture seen: 35 % near, 65 % far" in told
+    assert "2,000 of 2,300 slices were undisturbed" in told and "Not all is measured" not in told
+
+
+def test_the_markdown_says_what_is_not_measured(write_measured: Any) -> None:
+    _, artifact = write_measured(measured_specs.too_busy(), {}, Goals(max_latency_ms_p99=2.0))
+    told = markdown("A run", json.loads(artifact.file("figures.json").read_text()))
+    assert "**Not verified:** latency p99, allowed 2 ms, is not measured: machine busy" in told
+    assert f"**Not all is measured:** latency: {measured_specs.BUSY}. `hpml bench RUN`" in told
+    assert told.count(f"| not measured: {measured_specs.BUSY} |") == len(QUICK)
+
+
+def test_latency_over_time_is_drawn_in_the_colour_of_the_state(write_measured: Any) -> None:
+    page, _ = write_measured(measured_specs.two_states(), measured_specs.samples(pause_s=3600))
+    classes = [str(attributes.get("class")) for tag, attributes in page.elements if tag == "path"]
+    assert classes.count("dots k1") == classes.count("dots k2") == 2 * len(QUICK)
+    assert "cores near, 35 % of the time" in page.text
+    assert "Dashed: measuring had stopped" in page.text and "time of measuring, s" in page.text
+
+
+def test_samples_that_do_not_say_when_leave_the_picture_out_with_a_note(write_measured: Any) -> None:
+    without = {name: of for name, of in measured_specs.samples().items() if name.split("@")[0] in QUICK}
+    page, _ = write_measured(measured_specs.one_state(), without)
+    assert "When each round was timed is not in these samples" in page.text
+    assert "over the mixture" not in page.text and "dots" not in page.source.partition("<body>")[2]
+
+
+def test_what_is_not_measured_is_said_with_the_reason_and_the_command(write_measured: Any) -> None:
+    goals = Goals(max_latency_ms_p99=2.0)
+    page, artifact = write_measured(measured_specs.too_busy(), {}, goals)
+    _check_self_contained(page)
+    assert artifact.spec.title == "pruned+distilled+int8/onnx was chosen"
+    assert "Latency is not measured: the smallest of the candidates." in page.text
+    assert f"Not all is measured. Latency: {measured_specs.BUSY}." in page.text
+    assert "hpml bench RUN with the name of this run" in page.text
+    assert page.text.count(f"–not measured: {measured_specs.BUSY}") == len(QUICK)  # noqa: RUF001
+    assert "Not verified: latency p99, allowed 2 ms, is not measured" in page.text
+    assert "26 of 645" in page.text and "could not be drawn" not in page.text
+    assert "What happened to the accuracy" not in page.text  # no pairs in these
+    figures = json.loads(artifact.file("figures.json").read_text())
+    assert figures["undecided"] == "latency is not measured"
 
 
 def _resealed(
@@ -267,20 +349,15 @@ def test_measurements_without_samples_are_refused(make_run: MakeRun, write: Any,
 
 def test_what_cannot_be_drawn_is_left_out_with_a_note(make_run: MakeRun, write: Any) -> None:
     made = make_run()
-    engines = {
-        name: engine.model_copy(update={"round_spread": None})
-        for name, engine in made.measured.spec.engines.items()
-    }
     folder = made.measured.path
+    with np.load(folder / "samples.npz") as arrays:
+        samples = dict(arrays)
+    samples |= {"at_s@1": np.zeros(3), "state@1": np.zeros(20, np.int64)}  # of other rounds
+    np.savez(folder / "samples.npz", **samples)
     (folder / "manifest.json").unlink()
-    seal_artifact(
-        folder,
-        spec=made.measured.spec.model_copy(update={"engines": engines}),
-        metrics={},
-        lineage=made.measured.manifest.lineage,
-    )
+    seal_artifact(folder, spec=made.measured.spec, metrics={}, lineage=made.measured.manifest.lineage)
     page, artifact = write(replace(made, measured=open_artifact(folder, kind="measurements")))
-    assert "This part could not be drawn and is left out: ValueError" in page.text
+    assert "This part could not be drawn and is left out: IndexError" in page.text
     assert "Chosen engine" in page.text and page.count("svg") == 2 * 7
     assert artifact.spec.title == "pruned+distilled+int8/onnx was chosen"
 
@@ -314,9 +391,7 @@ def test_a_choice_is_not_compared_with_itself(make_run: MakeRun, write: Any, var
     assert "the speed of fp32/eager" in tiles and "the speed of fp32/onnx" not in tiles
 
 
-def test_the_probe_is_told_of_the_slices_that_count() -> None:
-    slow = {"the CPU was slower than at its best": 100}
-    facts = condition_facts(Conditions(slices=300, dropped=100, causes=slow, probe_spread=0.0))
-    assert facts["GEMM probe"] == "in the slices that count at most 0.0 % slower than at its best"
-    assert "100 of 300, dropped and measured again" in facts["disturbed slices"]
-    assert "GEMM probe" not in condition_facts(Conditions(slices=100, dropped=100, causes=slow))
+def test_disturbances_that_cannot_be_seen_are_said_so() -> None:
+    facts = condition_facts(Conditions(slices=300, unseen="the kernel keeps no schedstat"))
+    assert facts["undisturbed slices"] == "300 of 300"
+    assert facts["disturbances"] == "not seen here, so none was dropped: the kernel keeps no schedstat"

@@ -72,7 +72,6 @@ def measured(
         best_fp32="eager",
         engines=of,
         rounds=1,
-        requests_per_round=1,
         threads=1,
         seed=0,
         environment={},
@@ -179,4 +178,28 @@ def test_the_decision_is_plain_json(
         "outcome": "reference",
         "reason": "what the others are compared with, not a candidate",
         "shortfall": 0.0,
+        "unverified": [],
+    }
+
+
+def test_chooses_with_what_is_known(
+    run_stage: Callable[..., Artifact[Any]], engines: dict[str, Artifact[EngineSpec]], tmp_path: Path
+) -> None:
+    """No latency at all: the smallest, with only known metrics, and the goal that could not be checked."""
+    busy = {"status": "not measured", "reason": "machine busy", "speedup_vs_reference": None}
+    busy |= dict.fromkeys(("latency_ms_p50", "latency_ms_p90", "latency_ms_p99"))
+    untimed = {
+        name: figures(size_bytes, 1.0, 0.97).model_copy(update=busy)
+        for name, size_bytes in (("eager", 40), ("fp32", 30), ("int8", 10))
+    }
+    spec = measured(tmp_path / "busy", engines, **untimed)
+    chosen = run_stage(select.run, Goals(max_latency_ms_p99=1.0), measured=spec, engines=engines)
+    record = DecisionRecord.model_validate_json(chosen.file("decision.json").read_text())
+    assert (record.chosen, record.undecided) == ("int8", "latency is not measured")
+    assert record.unverified == ("latency p99, allowed 1 ms, is not measured: machine busy",)
+    assert chosen.manifest.metrics == {
+        "size_bytes": 10.0,
+        "qualified_engines": 2.0,
+        "accuracy_top1": 0.97,
+        "accuracy_drop": 0.0,
     }

@@ -1,0 +1,54 @@
+"""What recipes and command lines may still name although it no longer does anything: said, then left out."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+_ONLY_UNDISTURBED = (
+    "what was disturbed is never in the figures, and what has too few is not measured"
+    " (to end with exit code 5 then: --strict, or benchmark.require_quiet: true)"
+)
+_WATCHED = "what counts as disturbed is benchmark.quiet.max_waited and max_stolen"
+_PRECISION = "rounds go on until speed-ups are known to within benchmark.precision"
+_SLICES = "a round is a slice of benchmark.slice_ms of each engine"
+
+KEYS: Mapping[str, str] = {  # of a recipe -> what took its place
+    "benchmark.quiet.enforce": _ONLY_UNDISTURBED,
+    "benchmark.quiet.max_others": _WATCHED,
+    "benchmark.quiet.max_slowdown": _WATCHED,
+    "benchmark.quiet.max_round_slowdown": _WATCHED,
+    "benchmark.quiet.max_drift": _PRECISION,
+    "benchmark.quiet.max_disagreement": _PRECISION,
+    "benchmark.requests_per_round": _SLICES,
+    "benchmark.images_per_round": _SLICES,
+}
+OPTIONS: Mapping[str, str] = {  # of the command
+    "--allow-noise": _ONLY_UNDISTURBED,
+    "--requests": _SLICES,
+}
+
+
+def drop_retired(fields: dict[str, Any]) -> list[str]:
+    """Take the retired keys out of the fields of a recipe; returns which it had."""
+    found = []
+    for key in KEYS:
+        *sections, name = key.split(".")
+        section: Any = fields
+        for part in sections:
+            section = section.get(part) if isinstance(section, dict) else None
+        if isinstance(section, dict) and name in section:
+            del section[name]
+            found.append(key)
+    return found
+
+
+def tell(names: Iterable[str]) -> None:
+    """Say on stderr of retired keys or options that they no longer do anything: a line for each reason."""
+    by_reason: dict[str, list[str]] = {}
+    for name in dict.fromkeys(names):
+        by_reason.setdefault({**KEYS, **OPTIONS}[name], []).append(name)
+    for reason, named in by_reason.items():
+        no_longer = "no longer does anything" if len(named) == 1 else "no longer do anything"
+        print(f"{', '.join(named)} {no_longer}: {reason}", file=sys.stderr)
