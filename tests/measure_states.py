@@ -52,8 +52,10 @@ class Seen:
         told = self.process.ask("time", "being timed", batch=1, requests=self.requests)
         started_ns, finished_ns = np.array(told["started_ns"]), np.array(told["finished_ns"])
         self.median_ms.append(float(np.median(finished_ns - started_ns)) / 1e6)
-        (first_ns, *first), *_, (last_ns, *last) = told["readings"]
-        waited_ns = waited_for_others_ns(Waited(*last).since(Waited(*first)))
+        (first_ns, first), *_, (last_ns, last) = told["readings"]
+        waited_ns = sum(
+            waited_for_others_ns(Waited(*last[thread]).since(Waited(*first[thread]))) for thread in last
+        )
         self.waited.append(waited_ns / (last_ns - first_ns))
 
 

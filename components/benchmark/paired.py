@@ -46,7 +46,11 @@ class AtBatch1:
 
     @classmethod
     def of(cls, rounds: Rounds, names: Sequence[str]) -> AtBatch1:
-        """What the rounds say. The shares of the states are those of the time of rounds at any batch size."""
+        """What the rounds say. The shares of the states are those of the time of all rounds.
+
+        So also of those at other batch sizes, and of those that do not count: more of them are dropped in
+        the state in which engines are slower.
+        """
         at_1, states = rounds.at(1), rounds.states()
         return cls(
             states=core_states(rounds.all, states),

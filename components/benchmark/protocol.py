@@ -16,7 +16,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +27,7 @@ from components.benchmark.core_distance import CoreDistance
 from components.benchmark.engine_process import GRACE_S, EngineProcess
 from components.benchmark.paired import is_precise, missing
 from components.benchmark.rounds import Kept, Plan, Round, Rounds
+from components.benchmark.run_queue import RunQueue, Waited
 from components.benchmark.settings import choose_settings
 from components.benchmark.stage import BenchmarkConfig
 from components.benchmark.subjects import Subject
@@ -162,8 +163,8 @@ class Bench:
             fitting = math.ceil(self.config.slice_ms / warm["latency_ms"])
             self.requests[name].setdefault(batch, max(least, fitting))
 
-    def time_round(self, order: Sequence[str], batch: int, launch: int) -> Round | None:
-        """Time the engines once each, in this order; None where something disturbed the round as a whole."""
+    def time_round(self, order: Sequence[str], batch: int, launch: int) -> Round:
+        """Time the engines once each, in this order."""
         assert self._distance
         before_ns, at_s, begun_s = self._distance.round_trip_ns(), time.time(), self.now_s()
         first = self.watch.snapshot(os.getpid())
@@ -175,19 +176,19 @@ class Bench:
             causes.append(WAITED)
         self.watch.count(len(order), causes)
         seconds, after_ns = self.now_s() - begun_s, self._distance.round_trip_ns()
-        if causes:
-            return None
-        return Round(
+        timed = Round(
             batch=batch,
             launch=launch,
             at_s=at_s,
             seconds=seconds,
             round_trip_ns=(before_ns or math.nan, after_ns or math.nan),
-            latency_ms=latency_ms,
-            device_ms={
-                name: np.asarray(reply["device_ms"]) for name, reply in replies.items() if reply["device_ms"]
-            },
         )
+        if causes:
+            return timed
+        on_gpu = {
+            name: np.asarray(reply["device_ms"]) for name, reply in replies.items() if reply["device_ms"]
+        }
+        return replace(timed, latency_ms=latency_ms, device_ms=on_gpu)
 
     def _time_slice(self, name: str, batch: int) -> dict[str, Any]:
         """One engine's requests: `latency_ms`, NaN where one of its threads waited, and `device_ms`."""
@@ -195,8 +196,12 @@ class Bench:
         reply = process.ask(
             "time", f"being timed at batch {batch}", batch=batch, requests=self.requests[name][batch]
         )
-        # A thread that still waited at the end has waited no longer now that all are stopped.
-        readings = [*reply["readings"], [time.perf_counter_ns(), *self.watch.snapshot(process.pid).waited]]
+        readings = [
+            (at_ns, {int(thread): Waited(*waited) for thread, waited in threads.items()})
+            for at_ns, threads in reply["readings"]
+        ]
+        with RunQueue(process.pid) as queue:  # all threads are stopped now: none waits any longer
+            readings.append((time.perf_counter_ns(), queue.read()))
         started_ns, finished_ns = np.asarray(reply["started_ns"]), np.asarray(reply["finished_ns"])
         clean = undisturbed(started_ns, finished_ns, readings, max_waited=self.config.quiet.max_waited)
         latency_ms = np.where(clean, (finished_ns - started_ns) / 1e6, np.nan)
@@ -278,9 +283,8 @@ def _time_launch(bench: Bench, rounds: Rounds, launch: int, orders: Iterator[lis
         until_s = max(begun_s + (bench.deadline_s - begun_s) / to_come, 2 * launched_s - begun_s)
         for batch in itertools.cycle(_schedule(config)):
             timed = bench.time_round(next(orders), batch, launch)
-            if timed:
-                have[batch] += 1
-                rounds.all.append(timed)
+            rounds.all.append(timed)
+            have[batch] += bool(timed.latency_ms)
             out.progress(min(len(rounds.at(1)), config.rounds), config.rounds, "rounds")
             if min(have.values()) >= wanted or bench.now_s() > until_s:
                 break

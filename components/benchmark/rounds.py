@@ -32,11 +32,12 @@ Latencies = dict[str, dict[int, NDArray[np.float64]]]
 
 @dataclass(frozen=True)
 class Round:
-    """Every engine once at one batch size, with nothing that disturbed it as a whole.
+    """Every engine once at one batch size.
 
     launch: of the processes, from 0. at_s: when it began, seconds of the wall clock. round_trip_ns: before
     and after it, NaN where it was not probed. latency_ms, device_ms: engine -> (requests,); the latter
-    only of engines on a GPU.
+    only of engines on a GPU. Both are empty where something disturbed the round as a whole: it tells no more
+    than which state the cores were in.
     """
 
     batch: int
@@ -44,7 +45,7 @@ class Round:
     at_s: float
     seconds: float
     round_trip_ns: tuple[float, float]
-    latency_ms: dict[str, NDArray[np.float64]]
+    latency_ms: dict[str, NDArray[np.float64]] = field(default_factory=dict)
     device_ms: dict[str, NDArray[np.float64]] = field(default_factory=dict)
 
 
@@ -57,7 +58,7 @@ class Plan:
 
 
 class Rounds:
-    """All rounds that count, in the order in which they were timed."""
+    """All rounds in the order in which they were timed."""
 
     def __init__(self, rounds: Iterable[Round] = ()) -> None:
         self.all = list(rounds)
@@ -67,12 +68,12 @@ class Rounds:
 
     @property
     def launches(self) -> int:
-        """How many launches have rounds, or had some before."""
+        """How many launches there were."""
         return 1 + max((one.launch for one in self.all), default=-1)
 
     def at(self, batch: int) -> list[Round]:
-        """The rounds at one batch size."""
-        return [one for one in self.all if one.batch == batch]
+        """The rounds at one batch size that count."""
+        return [one for one in self.all if one.batch == batch and one.latency_ms]
 
     def latencies(self, names: Iterable[str], batches: Iterable[int]) -> Latencies:
         """Milliseconds of all requests."""
@@ -91,7 +92,7 @@ class Rounds:
         }
 
     def states(self) -> States | None:
-        """The distances of the cores that all rounds saw; None where none was probed."""
+        """The distances of the cores in all rounds, also those that do not count; None if none was probed."""
         probes = np.array([one.round_trip_ns for one in self.all]).ravel()
         probes = probes[np.isfinite(probes)]
         return find_states(probes) if probes.size else None

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,13 +13,15 @@ import numpy as np
 from components.benchmark.rounds import Round, Rounds, state_of
 from components.benchmark.stage import BenchmarkConfig
 
+_DROPPED = "dropped"
+
 
 def write_samples(path: Path, rounds: Rounds, names: Sequence[str], config: BenchmarkConfig) -> None:
     """All rounds as .npz: what `components.measurements.MeasurementsSpec` says, and what they follow from.
 
     "NAME@BATCH/device" is the time on the GPU. Of the rounds at BATCH, "seconds@BATCH" is how long they took,
     "launch@BATCH" of which launch they are, and "round_trip_ns@BATCH" (rounds, 2) what was probed before and
-    after.
+    after. "seconds@dropped" and so on are those of the rounds at any batch size that do not count.
     """
     batches, states = sorted({1, *config.batch_sizes}), rounds.states()
     arrays: dict[str, Any] = {
@@ -30,14 +34,14 @@ def write_samples(path: Path, rounds: Rounds, names: Sequence[str], config: Benc
         for batch, latency_ms in of_batch.items()
     }
     first_s = min((one.at_s for one in rounds.all), default=0.0)
-    for batch in batches:
-        of_batch = rounds.at(batch)
+    dropped = [one for one in rounds.all if not one.latency_ms]
+    for key, of_key in ((_DROPPED, dropped), *((str(batch), rounds.at(batch)) for batch in batches)):
         arrays |= {
-            f"at_s@{batch}": np.array([one.at_s - first_s for one in of_batch]),
-            f"seconds@{batch}": np.array([one.seconds for one in of_batch]),
-            f"launch@{batch}": np.array([one.launch for one in of_batch], np.int64),
-            f"round_trip_ns@{batch}": np.array([one.round_trip_ns for one in of_batch]).reshape(-1, 2),
-            f"state@{batch}": state_of(of_batch, states),
+            f"at_s@{key}": np.array([one.at_s - first_s for one in of_key]),
+            f"seconds@{key}": np.array([one.seconds for one in of_key]),
+            f"launch@{key}": np.array([one.launch for one in of_key], np.int64),
+            f"round_trip_ns@{key}": np.array([one.round_trip_ns for one in of_key]).reshape(-1, 2),
+            f"state@{key}": state_of(of_key, states),
         }
     np.savez(path, allow_pickle=False, **arrays)
 
@@ -55,21 +59,26 @@ def read_samples(path: Path, names: Sequence[str], batches: Sequence[int], launc
             latency_ms = {name: arrays[f"{name}@{batch}"] for name in names}
             count = len(latency_ms[names[0]])
             if f"at_s@{batch}" in arrays.files:
-                of_rounds = [
-                    arrays[f"{what}@{batch}"] for what in ("at_s", "seconds", "launch", "round_trip_ns")
-                ]
+                of_batch = _rounds_of(arrays, str(batch), batch)
             else:
                 launch = np.repeat(np.arange(len(launches)), launches) if launches else np.zeros(count, int)
-                of_rounds = [np.arange(count), np.zeros(count), launch, np.full((count, 2), np.nan)]
-            for index, (at_s, seconds, launch_of, round_trip_ns) in enumerate(zip(*of_rounds, strict=True)):
-                found.append(
-                    Round(
-                        batch=batch,
-                        launch=int(launch_of),
-                        at_s=float(at_s),
-                        seconds=float(seconds),
-                        round_trip_ns=(float(round_trip_ns[0]), float(round_trip_ns[1])),
-                        latency_ms={name: latency_ms[name][index] for name in names},
-                    )
-                )
+                of_batch = [
+                    Round(batch, int(launch[index]), float(index), 0.0, (math.nan, math.nan))
+                    for index in range(count)
+                ]
+            found += [
+                replace(one, latency_ms={name: latency_ms[name][index] for name in names})
+                for index, one in enumerate(of_batch)
+            ]
+        if f"at_s@{_DROPPED}" in arrays.files:
+            found += _rounds_of(arrays, _DROPPED, batches[0])
     return Rounds(found)
+
+
+def _rounds_of(arrays: Mapping[str, Any], key: str, batch: int) -> list[Round]:
+    """The rounds of a key, without what was timed in them."""
+    columns = [arrays[f"{what}@{key}"] for what in ("launch", "at_s", "seconds", "round_trip_ns")]
+    return [
+        Round(batch, int(launch), float(at_s), float(seconds), (float(before_ns), float(after_ns)))
+        for launch, at_s, seconds, (before_ns, after_ns) in zip(*columns, strict=True)
+    ]

@@ -66,7 +66,8 @@ def _p50_ms(trials: Bench, out: Output) -> list[dict[str, float]]:
         for order in itertools.islice(round_orders(trials.names, seed=trials.config.seed), 10 * _ROUNDS):
             if len(found) >= _ROUNDS or trials.now_s() > until_s:
                 break
-            if timed := trials.time_round(order, 1, 0):
+            timed = trials.time_round(order, 1, 0)
+            if timed.latency_ms:
                 found.append({name: float(np.nanmedian(ms)) for name, ms in timed.latency_ms.items()})
             out.progress(len(found), _ROUNDS, "rounds to choose the settings")
     return found

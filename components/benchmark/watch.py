@@ -15,15 +15,16 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
 from components import cgroup
-from components.benchmark.run_queue import RunQueue, Waited, is_told
+from components.benchmark.run_queue import Reading, RunQueue, Waited, is_told
 from components.benchmark.stage import Quiet
 
 WAITED = "its threads waited for a CPU"
@@ -33,6 +34,9 @@ UNSEEN = "this kernel does not tell how long threads wait for a CPU (/proc/self/
 
 _TICK_S = 1 / os.sysconf("SC_CLK_TCK")
 _WAKE_UP_NS = 100_000  # that a thread may wait each time it gets a CPU
+SETTLING_NS = 5_000_000  # an engine of 20 us reaches its speed after some 20 requests, a slow one at once
+_WINDOW = 1.1  # times the median request
+_ALL_THE_TIME_NS = 20_000  # a thread that lacks no more of the time between two readings ran for all of it
 
 
 @dataclass(frozen=True)
@@ -71,12 +75,12 @@ class Watch:
     def snapshot(self, pid: int) -> Snapshot:
         """The counters now; `pid` is the engine's process."""
         with RunQueue(pid) as queue:
-            waited, engine_s = queue.read(), queue.ran_s()
+            waited = queue.total()
         busy_s, stolen_s = _cpu_seconds(self._cpus)
         return Snapshot(
             at_s=time.perf_counter(),
             waited=waited,
-            ran_s=engine_s + time.process_time(),
+            ran_s=waited.ran_ns / 1e9 + time.process_time(),
             busy_s=busy_s,
             stolen_s=stolen_s,
             throttled_s=cgroup.throttled_s(),
@@ -133,23 +137,67 @@ def waited_for_others_ns(waited: Waited) -> int:
 def undisturbed(
     started_ns: NDArray[np.int64],
     finished_ns: NDArray[np.int64],
-    readings: Sequence[Sequence[int]],
+    readings: Sequence[Reading],
     *,
     max_waited: float,
 ) -> NDArray[np.bool_]:
-    """Which requests met no thread of their process that waited, (requests,).
+    """Which requests met no thread of their process that waited, (requests,), nor what that leaves behind.
 
-    max_waited: as a share of the time between two readings, what is let pass. readings: rows of the clock,
-    nanoseconds waited, and switches, ascending, around and between the requests. A thread's wait is told when
-    it is over. Of two readings with `waited` between them the waiting can so have begun that much before the
-    first; all requests since then may have been slowed by it.
+    A CPU that another process had has its data in the caches: the engine settles again before a request
+    counts. And a request counts if nobody waited from its start until a tenth longer than most requests take,
+    even if it was shorter: of what bursts leave between them, long requests fit less often than short ones,
+    and what happened to fit would be too fast.
+
+    max_waited: as a share of the time between two readings, what is let pass. readings: ascending, around and
+    between the requests.
     """
-    clean = np.ones(len(started_ns), bool)
-    for (before_ns, *before), (after_ns, *after) in itertools.pairwise(readings):
-        waited_ns = waited_for_others_ns(Waited(*after).since(Waited(*before)))
+    threads = set.intersection(*(set(waited) for _, waited in readings))
+    waits = [
+        wait
+        for thread in threads
+        for wait in _waits([(at_ns, waited[thread]) for at_ns, waited in readings], max_waited)
+    ]
+
+    def clean(until_ns: NDArray[Any]) -> NDArray[np.bool_]:
+        met = [(until_ns > from_ns) & (started_ns < to_ns + SETTLING_NS) for from_ns, to_ns in waits]
+        return ~np.any(met, axis=0) if met else np.ones(len(started_ns), bool)
+
+    fitting = clean(finished_ns)
+    if not fitting.any():
+        return fitting
+    window_ns = _WINDOW * np.median((finished_ns - started_ns)[fitting])
+    until_ns = np.minimum(
+        started_ns + window_ns, finished_ns[-1]
+    )  # what comes after the last is another matter
+    return clean(np.maximum(finished_ns, until_ns))
+
+
+def _waits(readings: Sequence[tuple[int, Waited]], max_waited: float) -> Iterator[tuple[int, int]]:
+    """When a thread may have waited: from, to.
+
+    A wait is told when it is over. One of W that is told between two readings can have begun W before the
+    first of them, but not before the thread last ran for all of the time between two readings.
+    """
+    steps = [
+        (before_ns, after_ns, after.since(before))
+        for (before_ns, before), (after_ns, after) in itertools.pairwise(readings)
+    ]
+    for index, (before_ns, after_ns, told) in enumerate(steps):
+        waited_ns = waited_for_others_ns(told)
         if waited_ns > max_waited * (after_ns - before_ns):
-            clean &= (finished_ns <= before_ns - waited_ns) | (started_ns >= after_ns)
-    return clean
+            ran_until_ns = next(
+                (
+                    end_ns
+                    for begin_ns, end_ns, step in reversed(steps[:index])
+                    if _ran(end_ns - begin_ns, step)
+                ),
+                0,
+            )
+            yield max(before_ns - waited_ns, ran_until_ns), after_ns
+
+
+def _ran(took_ns: int, step: Waited) -> bool:
+    return abs(took_ns - step.ran_ns) < _ALL_THE_TIME_NS  # the kernel may book some of it late
 
 
 def _cpu_seconds(cpus: set[str]) -> tuple[float, float]:

@@ -19,17 +19,16 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import TypeAdapter
 
-from components.benchmark.run_queue import RunQueue
+from components.benchmark.run_queue import Reading, RunQueue
 from components.benchmark.subjects import AnySubject, Opened
+from components.benchmark.watch import SETTLING_NS
 from components.process import peak_rss_bytes, serve
 
-_SETTLING_NS = 5_000_000  # an engine of 20 us reaches its speed after some 20 requests, a slow one at once
 _READING_NS = 500_000  # between two readings of the run queues, some microseconds each
 _NO_OP_REQUESTS = 1000
 _MOST_CLIENTS = 256
 
 Predict = Callable[[Any], Any]
-Reading = tuple[int, int, int]  # ns of the clock; ns that the threads had waited; how often one got a CPU
 
 
 class Engine:
@@ -87,9 +86,8 @@ class Engine:
     def time(self, batch: int, requests: int) -> dict[str, Any]:
         """Latencies of `requests` predictions at `batch`, back to back, and who waited for a CPU meanwhile.
 
-        Times are nanoseconds of the machine's monotonic clock; `readings` are rows of when, how long the
-        threads of this process had waited by then, and how often one of them had got a CPU. On a GPU also
-        the milliseconds between two events on the engine's stream, around each prediction.
+        Times are nanoseconds of the machine's monotonic clock; `readings` are those of `watch.undisturbed`.
+        On a GPU also the milliseconds between two events on the engine's stream, around each prediction.
         """
         with RunQueue() as queue:
             started_ns, finished_ns, readings = time_requests(
@@ -189,7 +187,7 @@ def time_requests(
     """
     timed = list(itertools.islice(inputs, requests))
     started_ns, finished_ns = (array("q", bytes(8 * requests)) for _ in range(2))
-    settled_ns = time.perf_counter_ns() + _SETTLING_NS
+    settled_ns = time.perf_counter_ns() + SETTLING_NS
     while time.perf_counter_ns() < settled_ns:
         _stamp(predict, timed[:1], started_ns, finished_ns, queue)
     readings = _stamp(predict, timed, started_ns, finished_ns, queue)
@@ -209,7 +207,7 @@ def _stamp(
     def read() -> int:
         """Read the queue, and say when to do so again."""
         now_ns = clock()
-        readings.append((now_ns, *queue.read()) if queue else (now_ns, 0, 0))
+        readings.append((now_ns, queue.read() if queue else {}))
         return now_ns + _READING_NS
 
     due_ns = read()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import bisect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -11,10 +12,11 @@ from typing import Any
 import numpy as np
 
 from components.benchmark.protocol import Bench
+from components.benchmark.run_queue import Reading, Waited
 from components.benchmark.stage import BenchmarkConfig
 from components.benchmark.subjects import Subject
 from components.benchmark.subjects.base import Opened
-from components.benchmark.watch import undisturbed
+from components.benchmark.watch import Snapshot, Watch, undisturbed
 from components.contract import Output
 
 _LAUNCH_S = 0.5  # of one engine
@@ -56,7 +58,7 @@ class SimulatedMachine:
             far = self._far_first ^ (len(self._edges_s) % 2 == 0)
             mean_s = 2 * self.dwell_s * (self.share_far if far else 1 - self.share_far)
             self._edges_s.append(self._edges_s[-1] + self.random.exponential(mean_s))
-        index = int(np.searchsorted(self._edges_s, at_s, side="right"))
+        index = bisect.bisect_right(self._edges_s, at_s)
         return self._far_first ^ (index % 2 == 0)
 
     def relaunch(self) -> None:
@@ -102,6 +104,14 @@ class SimulatedSubject(Subject):
         raise AssertionError
 
 
+class _WatchOfNothing(Watch):
+    """What disturbs the machine that the test runs on is not the simulated one's matter."""
+
+    def snapshot(self, pid: int) -> Snapshot:
+        """Always the same."""
+        return Snapshot(at_s=0, waited=Waited(0, 0, 0), ran_s=0, busy_s=0, stolen_s=0, throttled_s=0)
+
+
 class SimulatedBench(Bench):
     """The protocol on a simulated machine."""
 
@@ -111,6 +121,7 @@ class SimulatedBench(Bench):
         super().__init__(
             subjects, scratch / "inputs.npz", config, Output(scratch / "out", scratch, threads=2)
         )
+        self.watch = _WatchOfNothing(config.quiet)
 
     def now_s(self) -> float:  # type: ignore[override]
         """The machine's clock."""
@@ -128,21 +139,26 @@ class SimulatedBench(Bench):
         yield
 
     def _time_slice(self, name: str, batch: int) -> dict[str, Any]:
-        waited_ns, readings = 0, [[round(self.now_s() * 1e9), 0, 0]]
-        rows = []
+        begun_ns = round(self.now_s() * 1e9)
+        waited_ns, readings = 0, [_reading(begun_ns, begun_ns, 0)]
+        rows: list[tuple[int, int]] = []
         for _ in range(self.requests[name][batch]):
             begun_s, ended_s, waited_s = self.machine.request(name, batch)
             rows.append((round(begun_s * 1e9), round(ended_s * 1e9)))
             waited_ns += round(waited_s * 1e9)
             if rows[-1][1] > readings[-1][0] + _READING_NS:
-                readings.append([rows[-1][1], waited_ns, 0])
-        readings.append([rows[-1][1], waited_ns, 0])
+                readings.append(_reading(begun_ns, rows[-1][1], waited_ns))
+        readings.append(_reading(begun_ns, rows[-1][1], waited_ns))
         started_ns, finished_ns = np.array(rows).T
         clean = undisturbed(started_ns, finished_ns, readings, max_waited=self.config.quiet.max_waited)
         return {
             "latency_ms": np.where(clean, (finished_ns - started_ns) / 1e6, np.nan),
             "device_ms": [],
         }
+
+
+def _reading(begun_ns: int, now_ns: int, waited_ns: int) -> Reading:
+    return now_ns, {1: Waited(waited_ns, switches=0, ran_ns=now_ns - begun_ns - waited_ns)}
 
 
 def bursts(period_s: float, share: float, *, offset_s: float = 0.0) -> Callable[[float], float]:

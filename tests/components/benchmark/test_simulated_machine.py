@@ -26,7 +26,7 @@ ENGINES = {
     "int8": SimulatedEngine(near_ms=0.124, far_ms=0.219),
 }
 CONFIG = BenchmarkConfig(reference="eager", batch_sizes=(1,), time_budget_s=60.0, scenario_budget_s=1.0)
-RUNS = 12
+RUNS = 6
 QUIET = lambda at_s: at_s  # noqa: E731
 HOGS: dict[str, Callable[[float], float]] = {
     "idle": QUIET,
@@ -54,7 +54,13 @@ def true_ratio(engine: str, state: str) -> float:
     return float(getattr(ENGINES["eager"], f"{state}_ms") / getattr(ENGINES[engine], f"{state}_ms"))
 
 
-@pytest.mark.parametrize("hogs", HOGS)
+# Slow: the shortest bursts, and none at all, show nearly as much.
+QUICK = ("idle", "a tenth of each 50 ms")
+
+
+@pytest.mark.parametrize(
+    "hogs", [name if name in QUICK else pytest.param(name, marks=pytest.mark.slow) for name in HOGS]
+)
 def test_what_is_printed_is_right_and_its_intervals_hold(hogs: str, tmp_path: Path) -> None:
     held, complete = [], 0
     for seed in range(RUNS):
@@ -65,7 +71,7 @@ def test_what_is_printed_is_right_and_its_intervals_hold(hogs: str, tmp_path: Pa
         for engine in ("onnx", "int8"):
             of_states = at_1.ratio(engine, "eager").states
             found += [(ratio, true_ratio(engine, state)) for state, ratio in of_states.items()]
-        complete += {state for state in at_1.ratio("onnx", "eager").states} == {"near", "far"}
+        complete += set(at_1.ratio("onnx", "eager").states) == {"near", "far"}
         for ratio, truth in found:
             assert abs(ratio.value / truth - 1) < 0.05
             held.append(ratio.low <= truth <= ratio.high)

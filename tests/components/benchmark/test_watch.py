@@ -13,13 +13,15 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from components.benchmark.run_queue import RunQueue, Waited
+from components.benchmark.run_queue import Reading, RunQueue, Waited
 from components.benchmark.stage import Quiet
 from components.benchmark.watch import STOLEN, THROTTLED, WAITED, Snapshot, Watch, undisturbed
 from components.hardware import usable_cpus
 
 CPUS = len(os.sched_getaffinity(0))
-QUIET = Snapshot(at_s=100.0, waited=Waited(10**9, 5), ran_s=7.0, busy_s=50.0, stolen_s=3.0, throttled_s=0.0)
+QUIET = Snapshot(
+    at_s=100.0, waited=Waited(10**9, 5, 0), ran_s=7.0, busy_s=50.0, stolen_s=3.0, throttled_s=0.0
+)
 
 
 @pytest.fixture
@@ -40,7 +42,7 @@ def test_an_engine_alone_is_not_disturbed(watch: Watch) -> None:
 @pytest.mark.parametrize(
     ("changes", "cause"),
     [
-        ({"waited": Waited(10**9 + 30_000_000, 15)}, WAITED),
+        ({"waited": Waited(10**9 + 30_000_000, 15, 0)}, WAITED),
         ({"stolen_s": 3.04}, STOLEN),
         ({"throttled_s": 0.001}, THROTTLED),
     ],
@@ -52,8 +54,8 @@ def test_each_disturbance_has_its_name(watch: Watch, changes: dict[str, object],
 @pytest.mark.parametrize(
     "changes",
     [
-        {"waited": Waited(10**9 + 15_000_000, 6)},
-        {"waited": Waited(10**9 + 90_000_000, 1005)},  # a thousand threads that woke up
+        {"waited": Waited(10**9 + 15_000_000, 6, 0)},
+        {"waited": Waited(10**9 + 90_000_000, 1005, 0)},  # a thousand threads that woke up
         {"stolen_s": 3.01},  # within a tick of the counter
         {"busy_s": 51.0 + CPUS},  # other CPUs are not the engine's matter
     ],
@@ -63,7 +65,7 @@ def test_what_is_within_the_limits_is_let_pass(watch: Watch, changes: dict[str, 
 
 
 def test_threads_that_wait_for_each_other_are_their_own_matter(watch: Watch) -> None:
-    waited = Waited(10**9 + 500_000_000, 10)
+    waited = Waited(10**9 + 500_000_000, 10, 0)
     alone = watch.between(QUIET, later(waited=waited))
     beside = watch.between(QUIET, later(waited=waited, busy_s=51.0 + 0.5 * CPUS))
     assert watch.disturbances(alone) == [WAITED]
@@ -84,20 +86,42 @@ STARTED_NS = np.arange(20) * MS  # a request a millisecond
 FINISHED_NS = STARTED_NS + MS
 
 
+def readings(*rows: tuple[int, int, int], ran: float = 0.0) -> list[Reading]:
+    """Of one thread: when, what it had waited, how often it had got a CPU; what share of its time it ran."""
+    return [
+        (at_ns, {7: Waited(waited_ns, switches, round(ran * at_ns))}) for at_ns, waited_ns, switches in rows
+    ]
+
+
 def test_without_waiting_every_request_counts() -> None:
-    readings = [(0, 7, 1), (10 * MS, 7, 1), (20 * MS, 90_000, 3)]  # two wake-ups
-    assert undisturbed(STARTED_NS, FINISHED_NS, readings, max_waited=0.02).all()
+    two_wake_ups = readings((0, 7, 1), (10 * MS, 7, 1), (20 * MS, 90_000, 3))
+    assert undisturbed(STARTED_NS, FINISHED_NS, two_wake_ups, max_waited=0.02).all()
 
 
 def test_requests_since_a_thread_may_have_begun_to_wait_do_not_count() -> None:
-    readings = [(0, 0, 0), (10 * MS, 0, 0), (12 * MS, 4 * MS, 1), (20 * MS, 4 * MS, 1)]
-    clean = undisturbed(STARTED_NS, FINISHED_NS, readings, max_waited=0.02)
-    assert list(np.flatnonzero(~clean)) == [6, 7, 8, 9, 10, 11]
+    told = readings((0, 0, 0), (10 * MS, 0, 0), (12 * MS, 4 * MS, 1), (20 * MS, 4 * MS, 1))
+    clean = undisturbed(STARTED_NS, FINISHED_NS, told, max_waited=0.02)
+    assert list(np.flatnonzero(~clean)) == list(range(6, 12 + 5))  # from 5 ms later it has settled
+
+
+def test_a_thread_that_ran_all_the_time_had_not_begun_to_wait() -> None:
+    told = readings((0, 0, 0), (10 * MS, 0, 0), (12 * MS, 4 * MS, 1), (20 * MS, 4 * MS, 1), ran=1.0)
+    clean = undisturbed(STARTED_NS, FINISHED_NS, told, max_waited=0.02)
+    assert list(np.flatnonzero(~clean)) == list(range(9, 12 + 5))  # 9 had no time to be a long one
+
+
+def test_each_thread_waits_for_itself() -> None:
+    told: list[Reading] = [
+        (at_ns, {7: Waited(waited_ns, 1, at_ns), 8: Waited(waited_ns, 1, at_ns - waited_ns)})
+        for at_ns, waited_ns in ((0, 0), (10 * MS, 0), (12 * MS, 2 * MS), (20 * MS, 2 * MS))
+    ]
+    clean = undisturbed(STARTED_NS, FINISHED_NS, told, max_waited=0.02)
+    assert list(np.flatnonzero(~clean)) == list(range(9, 12 + 5))  # 9 had no time to be a long one
 
 
 def test_a_wait_that_was_told_only_after_the_last_request_counts() -> None:
-    readings = [(0, 0, 0), (20 * MS, 0, 0), (21 * MS, 3 * MS, 1)]
-    clean = undisturbed(STARTED_NS, FINISHED_NS, readings, max_waited=0.02)
+    told = readings((0, 0, 0), (20 * MS, 0, 0), (21 * MS, 3 * MS, 1))
+    clean = undisturbed(STARTED_NS, FINISHED_NS, told, max_waited=0.02)
     assert list(np.flatnonzero(~clean)) == [17, 18, 19]
 
 
@@ -150,6 +174,6 @@ def test_the_threads_of_a_process_that_ended_are_read_as_nothing() -> None:
     ended = subprocess.Popen([sys.executable, "-c", ""])
     with RunQueue(ended.pid) as queue:
         ended.wait()
-        assert queue.read() == Waited(0, 0)
+        assert queue.total() == Waited(0, 0, 0)
     with RunQueue(ended.pid) as gone:
-        assert gone.read() == Waited(0, 0)
+        assert gone.total() == Waited(0, 0, 0)
