@@ -128,7 +128,7 @@ class StateFigures(Config):
     latency_ms_p50: Interval | None = None
     speedup_vs_reference: Interval | None = None
     speedup_vs_best_fp32: Interval | None = None
-    reason: str = ""  # why a figure is None: "3 of 5 rounds"
+    reason: str = ""  # why a figure is None: "3 of 6 rounds"
 
 
 class PairedRatio(Config):

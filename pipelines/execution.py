@@ -24,6 +24,7 @@ from pipelines.run_record import FINISHED, RunRecord, Status, StepRecord
 from pipelines.store import copy_out
 
 _POLL_S = 0.1
+_QUIET_POLL_S = 1.0  # while a step wants the machine for itself: looking for its progress takes a CPU from it
 _GRACE_S = 15.0
 _LAST_TRACKING_S = 30.0
 _TELL_AFTER_S = 2.0
@@ -317,7 +318,8 @@ class Execution:
             if self._waiting():  # only for other runs
                 time.sleep(timeout_s)
             return
-        ended = self._place.ended(timeout_s)
+        alone = any(running.node.is_exclusive for running in self._running.values())
+        ended = self._place.ended(_QUIET_POLL_S if alone else timeout_s)
         for running in self._running.values():
             self._hear(running)
         for end in ended:

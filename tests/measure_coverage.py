@@ -49,7 +49,7 @@ class Shape:
 
 DEFAULT_SHAPE = Shape(40, 50)  # of the benchmark's default config, as if it had one launch
 LAUNCHED_SHAPE = Shape(40, 50, launches=5)  # as it is
-SHAPES = (DEFAULT_SHAPE, LAUNCHED_SHAPE, Shape(10, 200), Shape(5, 140))
+SHAPES = (DEFAULT_SHAPE, LAUNCHED_SHAPE, Shape(10, 200), Shape(6, 120))
 
 Normals = list[tuple[float, float, float]]  # weight, mean, standard deviation: a mixture of normals
 Draw = Callable[[np.random.Generator, int, int], np.ndarray]

@@ -87,11 +87,11 @@ def test_its_bundle_names_the_digit_in_a_picture(answer: dict[str, Any], tmp_pat
 
 
 def test_the_table_comes_in_markdown_too(hpml: Command) -> None:
-    table, _, warning = hpml("report", "-o", "markdown").stdout.partition("\n\n")
-    assert not warning.strip() or warning.startswith("Measured on a busy machine")
+    table, _, notes = hpml("report", "-o", "markdown").stdout.partition("\n\n")
+    assert "slices were undisturbed" in notes
     head, rule, *rows = table.splitlines()
     assert len(rows) == 5 and any("chosen" in row for row in rows)
-    assert {line.count("|") for line in (head, rule, *rows)} == {9}
+    assert len({line.count("|") for line in (head, rule, *rows)}) == 1
 
 
 def test_it_is_registered_and_tracked_once(answer: dict[str, Any], hpml: Command) -> None:
@@ -110,7 +110,8 @@ def test_a_second_run_is_all_cached_and_needs_no_torch(hpml: Command) -> None:
     (no_torch / "sitecustomize.py").write_text("import sys\nsys.modules['torch'] = None\n")
     again = hpml("run", str(RECIPE), "-o", "json", "--no-tracking", PYTHONPATH=str(no_torch))
     assert again.returncode == 0, again.stderr
-    assert {step["status"] for step in json.loads(again.stdout)["steps"].values()} == {"cached"}
+    steps = json.loads(again.stdout)["steps"]
+    assert {name: step for name, step in steps.items() if step["status"] != "cached"} == {}
 
 
 def test_a_changed_goal_repeats_the_choice_only(hpml: Command) -> None:
@@ -156,7 +157,8 @@ def test_gc_keeps_what_the_newest_runs_made(hpml: Command) -> None:
     assert re.match(r"would remove \d+ items", dry.stdout)
     assert hpml("gc", "--keep-runs", "100").returncode == 0
     again = hpml("run", str(RECIPE), "-o", "json", "--no-tracking")
-    assert {step["status"] for step in json.loads(again.stdout)["steps"].values()} == {"cached"}
+    steps = json.loads(again.stdout)["steps"]
+    assert {name: step for name, step in steps.items() if step["status"] != "cached"} == {}
 
 
 @pytest.mark.slow  # test_store does it without a chain

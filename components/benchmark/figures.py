@@ -132,7 +132,7 @@ def _percentiles(latency_ms: NDArray[np.float64], launches: Sequence[int], busy:
             continue
         found = quantile(counted, level, of_launches)
         low = max(low, found.low)  # p90 is no less than p50, so what bounds that from below bounds it too
-        quoted[figure] = found.model_copy(update={"low": low})
+        quoted[figure] = Interval(low=low, value=max(found.value, low), high=max(found.high, low))
     medians = np.nanmedian(latency_ms, axis=1)
     spread = float(np.ptp(medians) / np.nanmedian(latency_ms))
     return {**quoted, "samples": samples, "unquoted": unquoted, "round_spread": spread}

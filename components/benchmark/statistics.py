@@ -43,7 +43,7 @@ def samples_needed(level: float, *, confidence: float = 0.99) -> int:
 
 
 def quantile(samples: NDArray[np.float64], level: float, launches: Sequence[int] = ()) -> Interval:
-    """The nearest-rank quantile `level` of all `samples` (at least 5 rounds, requests) with its interval.
+    """The nearest-rank quantile `level` of all `samples` (at least 6 rounds, requests) with its interval.
 
     Samples that are NaN do not count; each round has some that do.
 
@@ -66,7 +66,7 @@ def quantile(samples: NDArray[np.float64], level: float, launches: Sequence[int]
 def paired_ratio(
     slower: NDArray[np.float64], faster: NDArray[np.float64], launches: Sequence[int] = ()
 ) -> Interval:
-    """The median over rounds of `slower` / `faster`, one figure a round each, (rounds,), at least 5.
+    """The median over rounds of `slower` / `faster`, one figure a round each, (rounds,), at least 6.
 
     Both figures of a round met the same machine, so what they have in common drops out of their ratio.
     """

@@ -72,15 +72,15 @@ class Watch:
         self.dropped = 0
         self.unseen = "" if is_told() else UNSEEN
 
-    def snapshot(self, pid: int) -> Snapshot:
-        """The counters now; `pid` is the engine's process."""
+    def snapshot(self, pid: int | None = None) -> Snapshot:
+        """The counters now. pid: the engine's process; none where what is timed is in this one."""
         with RunQueue(pid) as queue:
             waited = queue.total()
         busy_s, stolen_s = _cpu_seconds(self._cpus)
         return Snapshot(
             at_s=time.perf_counter(),
             waited=waited,
-            ran_s=waited.ran_ns / 1e9 + time.process_time(),
+            ran_s=time.process_time() + (waited.ran_ns / 1e9 if pid else 0.0),
             busy_s=busy_s,
             stolen_s=stolen_s,
             throttled_s=cgroup.throttled_s(),

@@ -11,6 +11,8 @@ from contextlib import ExitStack
 import torch
 
 from components import hardware, memory
+from components.benchmark.stage import Quiet
+from components.benchmark.watch import Slice, Watch
 from components.ceilings import bandwidth, gpu
 from components.ceilings.gemm import Series, torch_series
 from components.ceilings.memory_levels import MemoryLevels
@@ -26,7 +28,8 @@ _MEMORY_SHARE = 0.25  # of what is left, for the working sets of one thread coun
 
 def measure(config: CeilingsConfig, out: Output) -> Result[CeilingsSpec]:
     """Measure and judge all points; see `components.ceilings.stage.run`."""
-    deadline_s = time.monotonic() + config.time_budget_s
+    watch, deadline_s = Watch(Quiet()), time.monotonic() + config.time_budget_s
+    before = watch.snapshot()
     threads = sorted(set(config.threads or (1, out.threads)))
     cpus = sorted(os.sched_getaffinity(0))
     threads_before, precision_before = torch.get_num_threads(), torch.get_float32_matmul_precision()
@@ -57,12 +60,20 @@ def measure(config: CeilingsConfig, out: Output) -> Result[CeilingsSpec]:
         for index, probe in enumerate(probes)
     ]
     (out.path / "samples.json").write_text(json.dumps(samples, indent=0))
-    return Result(spec, _metrics(spec, threads), incomplete=_incomplete(spec))
+    return Result(
+        spec,
+        _metrics(spec, threads),
+        incomplete=_incomplete(spec, watch, watch.between(before, watch.snapshot())),
+    )
 
 
-def _incomplete(spec: CeilingsSpec) -> str:
-    """Which ceilings of the machine are not known yet; empty if all are that it has."""
-    return f"not stable on a busy machine: {spec.not_stable}" if spec.not_stable else ""
+def _incomplete(spec: CeilingsSpec, watch: Watch, seen: Slice) -> str:
+    """Which ceilings a quiet machine may have; empty if there are none, or if it was quiet.
+
+    Where rounds disagree on a quiet machine, that is how it is: its CPUs were near and far, say.
+    """
+    was_busy = seen.others > watch.limits.max_waited or watch.disturbances_outside(seen)
+    return f"not stable on a busy machine: {spec.not_stable}" if was_busy and spec.not_stable else ""
 
 
 def _probes(

@@ -6,6 +6,7 @@ import math
 import statistics
 from collections.abc import Sequence
 
+from components.benchmark.statistics import student_t
 from components.measurements import Interval
 
 _LEVEL = 0.975  # of Student's t: two sides of 95 %
@@ -33,16 +34,5 @@ def log_t_interval(rates: Sequence[float]) -> Interval:
     logs = [math.log(rate) for rate in rates]
     value = math.exp(statistics.fmean(logs))
     error = statistics.stdev(logs) / math.sqrt(len(logs))
-    factor = math.exp(error * _student_t(len(logs) - 1))
+    factor = math.exp(error * student_t(_LEVEL, len(logs) - 1))
     return Interval(value=value, low=value / factor, high=value * factor)
-
-
-def _student_t(degrees: int) -> float:
-    """The quantile of Student's t, by its expansion in 1 / `degrees` (Abramowitz & Stegun 26.7.5)."""
-    z = statistics.NormalDist().inv_cdf(_LEVEL)
-    return (
-        z
-        + (z**3 + z) / (4 * degrees)
-        + (5 * z**5 + 16 * z**3 + 3 * z) / (96 * degrees**2)
-        + (3 * z**7 + 19 * z**5 + 17 * z**3 - 15 * z) / (384 * degrees**3)
-    )

@@ -6,6 +6,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 from noop_stages import Number
 
@@ -61,14 +62,14 @@ def test_nothing_goes_while_it_is_not_known_what_registered_versions_need(home: 
 def test_a_bench_that_finds_the_disk_full_leaves_nothing_half_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def no_room(_: object) -> str:
+    def no_room(*_: object) -> str:
         raise OSError(28, "No space left on device")
 
     monkeypatch.setattr(bench, "page", no_room)
     monkeypatch.setattr(bench.records, "figures_csv", lambda _: "")
-    record: Any = SimpleNamespace(model_dump_json=lambda indent: "{}", measurements=None)
+    record: Any = SimpleNamespace(model_dump_json=lambda indent: "{}", measurements=None, subjects={})
     with pytest.raises(StageFailed, match=f"the disk is full: {tmp_path}"):
-        bench._write(tmp_path / "bench", record, lambda file: None)
+        bench._write(tmp_path / "bench", record, lambda file: np.savez(file, allow_pickle=False))
     assert not list(tmp_path.iterdir())
 
 

@@ -113,7 +113,7 @@ def test_a_step_that_only_shows_fails_no_run_and_is_told_of(
     assert not shown(home, record)["wished"]
     assert "killed by SIGSEGV" in shown(home, record)["left_out"]["wished"]
     (sentence,) = not_shown(record)
-    _end_of_run(record, "hpml run a.yaml")
+    _end_of_run(record, "hpml run a.yaml", completed_by="hpml bench a")
     assert capsys.readouterr().err == f"warning: {sentence}\n"
     assert "only shows" in sentence and "SIGSEGV" in sentence
 

@@ -107,7 +107,7 @@ class SimulatedSubject(Subject):
 class _WatchOfNothing(Watch):
     """What disturbs the machine that the test runs on is not the simulated one's matter."""
 
-    def snapshot(self, pid: int) -> Snapshot:
+    def snapshot(self, pid: int | None = None) -> Snapshot:
         """Always the same."""
         return Snapshot(at_s=0, waited=Waited(0, 0, 0), ran_s=0, busy_s=0, stolen_s=0, throttled_s=0)
 

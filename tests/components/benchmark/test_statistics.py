@@ -86,7 +86,9 @@ def test_an_interval_of_independent_requests_is_that_of_the_binomial() -> None:
         ranks = np.random.default_rng(seed).permutation(np.arange(1.0, 1001)).reshape(20, 50)
         found = quantile(ranks, 0.5)
         widths.append(found.high - found.low)
-    assert np.mean(widths) == pytest.approx(2 * 1.96 * np.sqrt(250), rel=0.12)  # t of 18 is 7 % above z
+    assert np.mean(widths) == pytest.approx(
+        2 * 1.96 * np.sqrt(250), rel=0.18
+    )  # t of 19 is 7 % above z; never narrower than if independent
 
 
 def test_requests_that_share_their_rounds_fate_make_a_wide_interval() -> None:

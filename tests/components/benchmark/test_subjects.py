@@ -39,7 +39,7 @@ from components.benchmark.subjects.tensors import FromOutside, Tensor, parse_inp
 from components.deploy import stage as deploy
 from components.deploy.stage import DeployConfig
 from components.errors import ConfigInvalid, HpmlError, StageFailed, Unavailable
-from components.goals import DECISION_FILE, DecisionRecord, Goals
+from components.goals import DECISION_FILE, DecisionRecord, Goals, Verdict
 from components.measurements import EngineFigures, EngineSettings
 from components.targets.onnx_session import session_options
 from tests.small_subjects import (
@@ -291,7 +291,7 @@ def deployed(
         measurements_digest="",
         figures=figures,
         reference_figures=figures,
-        verdicts={},
+        verdicts={"fp32/onnx": Verdict("chosen", "")},
     )
     shutil.copytree(engine.path, place / "engine", ignore=shutil.ignore_patterns("manifest.json"))
     (place / "engine" / DECISION_FILE).write_text(decision.model_dump_json())

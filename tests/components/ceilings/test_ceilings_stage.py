@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from components.artifacts import Artifact
+from components.benchmark.stage import Quiet
+from components.benchmark.watch import Slice, Watch
 from components.ceilings import stage as ceilings
 from components.ceilings.measure import _incomplete
 from components.ceilings.stage import CeilingsConfig
@@ -92,14 +94,23 @@ def test_the_metrics_are_the_ceilings(measured: Artifact[CeilingsSpec]) -> None:
             assert metrics.get(name) == (rate.value if rate else None)
 
 
-def test_the_result_is_incomplete_where_a_ceiling_is_not_stable(
-    measured: Artifact[CeilingsSpec], tmp_path: Path
+@pytest.mark.parametrize(
+    ("seen", "busy"),
+    [
+        (Slice(waited=0.5, others=0.01, stolen=0.0, throttled=0.0), False),  # threads beyond the CPUs
+        (Slice(waited=0.0, others=0.1, stolen=0.0, throttled=0.0), True),
+        (Slice(waited=0.0, others=0.0, stolen=0.1, throttled=0.0), True),
+    ],
+)
+def test_the_result_is_incomplete_where_a_ceiling_is_not_stable_on_a_busy_machine(
+    seen: Slice, busy: bool, tmp_path: Path
 ) -> None:
     """No machine's rounds agree to a billionth."""
     config = CeilingsConfig(threads=(1,), gemm_sizes=(64,), rounds=5, time_budget_s=1, max_spread=1e-9)
     result = ceilings.run(config, out=Output(path=tmp_path, scratch=tmp_path, threads=1))
-    assert result.incomplete.startswith("not stable on a busy machine: 1 thread: ")
-    assert _incomplete(measured.spec).endswith(measured.spec.not_stable)
+    said = _incomplete(result.spec, Watch(Quiet()), seen)
+    assert said == (f"not stable on a busy machine: {result.spec.not_stable}" if busy else "")
+    assert result.spec.not_stable.startswith("1 thread: ")
 
 
 @pytest.mark.parametrize(

@@ -161,7 +161,7 @@ def test_what_is_not_known_stands_in_tags_and_the_champion_waits(
     assert again.version == 1 and again.aliases == ("candidate", "champion")
     tags = versions(registry)[1].tags
     assert not {"hpml.undecided", "hpml.unverified"} & tags.keys()
-    assert json.loads(tags["hpml.settings"]) == {"threads": 2, "spinning": True}
+    assert json.loads(tags["hpml.settings"]) == {"threads": 2, "spinning": True, "variant": ""}
     assert tags["hpml.core_states"] == "35 % near, 65 % far"
     assert tags["hpml.latency_ms_p50_near"].startswith("0.124 (")
     assert tags["hpml.speedup_vs_reference_far"].startswith("9.224 (")
