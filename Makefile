@@ -28,7 +28,7 @@ install = $(WITH_UV) $(1) || { echo "note: uv could not install this -> trying p
 	  $(WITH_PIP) $(1); }
 
 .PHONY: help setup torch run lint test test-all test-cluster test-cluster-kills test-gpu images \
-  kind-up kind-down mlflow measure measure-noise measure-states lock clean
+  kind-up kind-down mlflow measure measure-noise measure-states measure-bursts lock clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -105,6 +105,10 @@ measure-noise: setup ## is a run ever without a result, or with a wrong one? hou
 measure-states: setup ## why rounds disagree: spinning threads, the distance of the cores; after make run
 	$(BIN)/python -m tests.measure_states --threads 2
 	$(BIN)/python -m tests.measure_states --threads 1
+
+measure-bursts: setup ## what bursts of other processes leave behind in the requests between them; after make run
+	$(BIN)/python -m tests.measure_bursts
+	$(BIN)/python -m tests.measure_bursts --settling-ms 0
 
 lock: setup ## resolve the dependencies anew (torch is chosen per machine, so it is not in the lock)
 	$(UV) pip compile pyproject.toml --extra stages --extra data --extra dev --universal --upgrade \

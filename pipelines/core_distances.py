@@ -4,12 +4,9 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
-
-import numpy as np
+from collections.abc import Callable, Sequence
 
 from components.benchmark.core_distance import CoreDistance
-from components.benchmark.states import find_states
 from components.measurements import CoreDistances, CoreState, Interval
 
 MOST_CPUS = 16  # in the matrix, a line of which fits into 80 columns
@@ -35,7 +32,7 @@ def watch(seconds: float, progress: Callable[[float], None] = lambda _: None) ->
             seen_ns.append(distance.round_trip_ns() or 0.0)
             progress(time.monotonic() - begun_s)
             time.sleep(_PAUSE_S)
-    states, changes = _states(np.array(seen_ns), seconds)
+    states, changes = _states(seen_ns, seconds)
     return CoreDistances(
         cpus=tuple(cpus),
         usable_cpus=len(usable),
@@ -46,8 +43,13 @@ def watch(seconds: float, progress: Callable[[float], None] = lambda _: None) ->
     )
 
 
-def _states(seen_ns: np.ndarray, seconds: float) -> tuple[tuple[CoreState, ...], int]:
+def _states(probes_ns: Sequence[float], seconds: float) -> tuple[tuple[CoreState, ...], int]:
     """The states of probes at even distances over `seconds`, and how often one followed upon another."""
+    import numpy as np  # not in the client's image
+
+    from components.benchmark.states import find_states
+
+    seen_ns = np.array(probes_ns)
     found = find_states(seen_ns)
     at = found.of(seen_ns)
     states = tuple(

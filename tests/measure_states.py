@@ -67,14 +67,15 @@ def main() -> None:
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--seconds", type=float, default=60.0, help="for each of the two tables")
     given = parser.parse_args()
-    engines = _engines(given.home, given.run)
+    engines = engines_of(given.home, given.run)
     for stopped in (True, False):
         print(f"\n{given.threads} threads, waiting engines {'stopped' if stopped else 'left alone'}:\n")
         seen, round_trip_ns = _measure(engines, given.threads, given.seconds, stopped=stopped)
         _print_table(seen, round_trip_ns)
 
 
-def _engines(home: Path, run: str) -> dict[str, Artifact[EngineSpec]]:
+def engines_of(home: Path, run: str) -> dict[str, Artifact[EngineSpec]]:
+    """The engines that a run built, by the names of its variants and targets."""
     store = Store(home)
     exported = {name: step for name, step in load(home, run).steps.items() if step.stage == "export"}
     engines: dict[str, Artifact[EngineSpec]] = {

@@ -87,7 +87,7 @@ def timings(
     """
     batches = sorted({1, *config.batch_sizes})
     latencies = rounds.latencies(names, batches)
-    at_1 = AtBatch1.of(rounds, names)
+    at_1 = AtBatch1.of(rounds, names, precision=config.precision)
     reference = reference_of(config, names)
     return {
         name: {

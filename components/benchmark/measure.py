@@ -48,7 +48,7 @@ def measure(
         reference=config.reference,
         best_fp32=fastest_fp32,
         engines=_figures(config, engines, data, timed, fastest_fp32),
-        pairs=pairs(timed.rounds, names),
+        pairs=pairs(timed.rounds, names, precision=config.precision),
         states=at_1.states if timed.rounds.states() else (),
         rounds=len(at_1.state),
         rounds_of_launches=tuple(at_1.launches),

@@ -20,7 +20,9 @@ if TYPE_CHECKING:
     from components.benchmark.states import States
 
 MIN_ROUNDS = 6  # undisturbed, to quote a figure: the extremes of five hold a median 94 times in 100 only
-WIDEST = 0.05  # half the width of an interval beyond which nothing is quoted
+WIDEST = (
+    0.05  # half the width of an interval beyond which nothing is quoted, unless less precision is asked for
+)
 _RARE_STATE = 0.05  # of the time; a mixture is quoted without a state that is as rare
 
 
@@ -36,16 +38,17 @@ def reference_of(config: BenchmarkConfig, names: Sequence[str]) -> str:
 class AtBatch1:
     """The rounds at batch 1. p50_ms: of each engine's slices, (rounds,). state: of each round, an index.
 
-    launches: how many rounds each launch had. launch: of each round.
+    launches: how many rounds each launch had. launch: of each round. widest: as WIDEST.
     """
 
     states: tuple[CoreState, ...]  # at least one
     p50_ms: dict[str, NDArray[np.float64]]
     state: NDArray[np.int64]
     launch: NDArray[np.int64]
+    widest: float = WIDEST
 
     @classmethod
-    def of(cls, rounds: Rounds, names: Sequence[str]) -> AtBatch1:
+    def of(cls, rounds: Rounds, names: Sequence[str], *, precision: float = WIDEST) -> AtBatch1:
         """What the rounds say. The shares of the states are those of the time of all rounds.
 
         So also of those at other batch sizes, and of those that do not count: more of them are dropped in
@@ -59,6 +62,7 @@ class AtBatch1:
             },
             state=state_of(at_1, states),
             launch=np.array([one.launch for one in at_1], np.int64),
+            widest=max(WIDEST, precision),
         )
 
     @property
@@ -119,8 +123,8 @@ class AtBatch1:
             return None, f"{rows.sum()} of {MIN_ROUNDS} undisturbed rounds"
         interval = figure(rows)
         half_width = _half_width(interval)
-        if half_width > WIDEST:
-            return None, f"known to within {half_width:.0%} only, {WIDEST:.0%} is allowed"
+        if half_width > self.widest:
+            return None, f"known to within {half_width:.0%} only, {self.widest:.0%} is allowed"
         return interval, ""
 
     def _p50(self, name: str, rows: NDArray[np.bool_]) -> Interval:
@@ -157,9 +161,9 @@ def core_states(rounds: Sequence[Round], states: States | None) -> tuple[CoreSta
     return tuple(described)
 
 
-def pairs(rounds: Rounds, names: Sequence[str]) -> tuple[PairedRatio, ...]:
+def pairs(rounds: Rounds, names: Sequence[str], *, precision: float = WIDEST) -> tuple[PairedRatio, ...]:
     """Each two engines once, the later against the earlier."""
-    at_1 = AtBatch1.of(rounds, names)
+    at_1 = AtBatch1.of(rounds, names, precision=precision)
     return tuple(at_1.ratio(engine, baseline) for baseline, engine in itertools.combinations(names, 2))
 
 
@@ -175,7 +179,8 @@ def is_precise(rounds: Rounds, config: BenchmarkConfig, names: Sequence[str]) ->
     batches = sorted({1, *config.batch_sizes})
     if rounds.launches < config.launches or min(len(rounds.at(batch)) for batch in batches) < config.rounds:
         return False
-    at_1, reference = AtBatch1.of(rounds, names), reference_of(config, names)
+    at_1 = AtBatch1.of(rounds, names, precision=config.precision)
+    reference = reference_of(config, names)
     lasting = [state.name for state in at_1.states if state.share > _RARE_STATE]
     for name in names:
         ratio = at_1.ratio(name, reference)
@@ -192,7 +197,8 @@ def missing(rounds: Rounds, config: BenchmarkConfig, names: Sequence[str]) -> st
     batches = sorted({1, *config.batch_sizes})
     latencies = rounds.latencies(names, batches)
     found = []
-    at_1, reference = AtBatch1.of(rounds, names), reference_of(config, names)
+    at_1 = AtBatch1.of(rounds, names, precision=config.precision)
+    reference = reference_of(config, names)
     reasons = {at_1.ratio(name, reference).reason for name in names} - {""}
     if len(names) == 1:
         reasons = set() if len(at_1.state) >= MIN_ROUNDS else {f"{len(at_1.state)} of {MIN_ROUNDS} rounds"}

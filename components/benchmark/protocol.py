@@ -250,7 +250,8 @@ def time_rounds(bench: Bench, out: Output) -> Rounds:
         bench.settings = choose_settings(bench, out)
     orders = round_orders(bench.names, seed=config.seed + len(rounds))
     bench.grant(config.time_budget_s)
-    extended_s = bench.deadline_s + config.scenario_budget_s
+    until_s = bench.deadline_s
+    extended_s = until_s + (config.scenario_budget_s if config.scenarios or config.concurrency else 0.0)
     for launch in itertools.count(rounds.launches):
         if is_precise(rounds, config, bench.names):
             break
@@ -263,7 +264,7 @@ def time_rounds(bench: Bench, out: Output) -> Rounds:
             _time_launch(bench, rounds, launch, orders, out)
         finally:
             kept.add(Plan(bench.settings, bench.requests), rounds.all[before:])
-    bench.grant(max(0.0, extended_s - max(bench.now_s(), extended_s - config.scenario_budget_s)))
+    bench.grant(max(0.0, config.scenario_budget_s - max(0.0, bench.now_s() - until_s)))
     return rounds
 
 

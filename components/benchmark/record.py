@@ -150,7 +150,7 @@ def analysed(record: BenchRecord, rounds: Rounds) -> BenchRecord:
     at_1 = AtBatch1.of(rounds, names)
     found = {
         "engines": engines,
-        "pairs": pairs(rounds, names),
+        "pairs": pairs(rounds, names, precision=config.precision),
         "states": at_1.states if rounds.states() else (),
         "rounds": len(at_1.state),
         "rounds_of_launches": tuple(at_1.launches),
