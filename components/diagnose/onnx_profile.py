@@ -267,7 +267,7 @@ def _precision(op: str, given: Shapes) -> Precision:
 
 
 def _threads_compared(file: Path, cycled: Requests, threads: int) -> tuple[float, float]:
-    """Microseconds of a request with one thread, and with `threads` that spin, as the runtime's do by default.
+    """Microseconds of a request with one thread, and with `threads` that spin as they do by default.
 
     Those that spin into the turn of the one leave it a CPU: it is the thread that they wait for.
     """

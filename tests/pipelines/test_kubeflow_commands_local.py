@@ -162,4 +162,6 @@ def test_progress_is_among_the_lines_of_the_log(finished: Finished) -> None:
 def test_checkpoints_are_kept_under_the_id_of_the_run_and_go_with_success(finished: Finished) -> None:
     folder = f"/hpml/scratch/{RUN_ID}/train/checkpoints-"
     assert any(path.startswith(folder) and path.endswith(".safetensors") for path in finished.put)
-    assert not [key for key in finished.left_in_store if key.startswith("scratch/")]
+    # The rounds of a benchmark that a busy machine left incomplete stay for the next attempt.
+    left = [key for key in finished.left_in_store if key.startswith("scratch/")]
+    assert not [key for key in left if "/benchmark/rounds/" not in key]

@@ -162,7 +162,7 @@ def test_without_another_fp32_engine_there_is_no_best_one(
     assert spec.best_fp32 == ""
     assert spec.engines["int8/onnx"].speedup_vs_best_fp32 is None
     assert spec.engines["int8/onnx"].throughput == ()
-    assert spec.rounds == 5
+    assert spec.rounds >= 5
     assert spec.engines["int8/onnx"].latency_ms_p99 is not None  # 700 samples
 
 
@@ -185,7 +185,7 @@ def test_a_crash_in_the_middle_fails_the_stage_and_leaves_no_process(
     killer = threading.Thread(target=kill_one)
     killer.start()
     endless = FAST.model_copy(update={"rounds": 10_000, "time_budget_s": 300.0})
-    with pytest.raises(StageFailed, match=r"the engine '(fp32|int8)/\w+' failed while .*killed by SIGSEGV"):
+    with pytest.raises(StageFailed, match=r"engine '(fp32|int8)/\w+[^']*' failed while .*killed by SIGSEGV"):
         run_stage(run, endless, engines=digits_engines, data=digits_data)
     killer.join()
     assert killed
