@@ -57,7 +57,7 @@ def test_two_workers_stop_and_resume_and_end_where_one_process_ends(trainer: Mak
     apart = sum(float((weights - two[name]).square().sum()) for name, weights in one.items())
     assert apart < 1e-3 * sum(float(weights.square().sum()) for weights in one.values())
     for row, other in zip(alone.history, together.history, strict=True):
-        assert other["loss"] == pytest.approx(row["loss"], rel=1e-3)
+        assert other["loss"] == pytest.approx(row["loss"], rel=1e-2)
         assert other["test_accuracy"] == pytest.approx(row["test_accuracy"], abs=0.02)
     losses = [event for event in finished.said("metric") if event["name"] == "loss"]
     assert [event["index"] for event in losses] == list(range(1, 13))  # of the first worker only
