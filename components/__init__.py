@@ -1,4 +1,4 @@
-"""The stages of the pipeline, and the hallway between them. What runs inside a container is here."""
+"""The stages of the pipeline, and what they share. What runs inside a container is here."""
 
 import os
 import sys

@@ -14,7 +14,7 @@ import pytest
 from components.__main__ import STAGES
 
 ROOT = Path(__file__).resolve().parents[1]
-HALLWAY = {
+SHARED = {
     "errors",
     "contract",
     "artifacts",
@@ -90,7 +90,7 @@ def modules() -> list[Module]:
     return [Module(file) for file in [*ROOT.glob("components/**/*.py"), *ROOT.glob("pipelines/**/*.py")]]
 
 
-def test_a_stage_imports_its_own_folder_and_the_hallway(modules: list[Module]) -> None:
+def test_a_stage_imports_its_own_folder_and_what_all_share(modules: list[Module]) -> None:
     # ceilings: whether the machine was quiet, and intervals, are told as the benchmark tells them
     may_reach = {"register": {"tracking"}, "prepare": {"storage"}, "ceilings": {"benchmark"}}
     may_import = {"deploy": {"kubernetes"}, "register": {"mlflow"}}
@@ -100,7 +100,7 @@ def test_a_stage_imports_its_own_folder_and_the_hallway(modules: list[Module]) -
         if not stage:
             continue
         packages = {"pipelines", "kfp", "argparse", "kubernetes", "mlflow"} - may_import.get(stage, set())
-        folders = HALLWAY | {stage, ""} | may_reach.get(stage, set())  # "": the package itself, for its place
+        folders = SHARED | {stage, ""} | may_reach.get(stage, set())  # "": the package itself, for its place
         for one in module.imports:
             of_another = one.package == "components" and f"{one.name}.".split(".")[1] not in folders
             if of_another or one.package in packages:

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
 MIN_ROUNDS = 6  # undisturbed, to quote a figure: the extremes of five hold a median 94 times in 100 only
 WIDEST = (
-    0.05  # half the width of an interval beyond which nothing is quoted, unless less precision is asked for
+    0.05  # half the width of an interval; beyond it nothing is quoted, unless less precision is asked for
 )
 _RARE_STATE = 0.05  # of the time; a mixture is quoted without a state that is as rare
 

@@ -166,9 +166,7 @@ def undisturbed(
     if not fitting.any():
         return fitting
     window_ns = _WINDOW * np.median((finished_ns - started_ns)[fitting])
-    until_ns = np.minimum(
-        started_ns + window_ns, finished_ns[-1]
-    )  # what comes after the last is another matter
+    until_ns = np.minimum(started_ns + window_ns, finished_ns[-1])  # after the last no request is disturbed
     return clean(np.maximum(finished_ns, until_ns))
 
 

@@ -203,13 +203,16 @@ def _state(pid: int) -> str:
     return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0]
 
 
+def _load(process: EngineProcess, subjects: dict[str, EngineSubject], inputs: Path) -> None:
+    subject = subjects["one"].model_dump(mode="json")
+    process.ask("load", "loading", subject=subject, inputs=str(inputs), batch_sizes=[1], threads=1)
+
+
 def test_an_engine_is_stopped_but_while_it_has_a_request(
     subjects: dict[str, EngineSubject], inputs: Path, tmp_path: Path
 ) -> None:
     with EngineProcess("one", tmp_path / "log", sleeps=True) as process:
-        subject = subjects["one"].model_dump(mode="json")
-        load = {"subject": subject, "inputs": str(inputs), "batch_sizes": [1], "threads": 1}
-        process.ask("load", "loading", **load)
+        _load(process, subjects, inputs)
         assert _state(process.pid) == "T"
         process.send("run_for", "running", batch=1, seconds=0.5)
         deadline_s = time.monotonic() + 5
@@ -224,9 +227,7 @@ def test_a_stopped_engine_that_is_killed_is_said_to_be(
     subjects: dict[str, EngineSubject], inputs: Path, tmp_path: Path
 ) -> None:
     with EngineProcess("one", tmp_path / "log", sleeps=True) as process:
-        subject = subjects["one"].model_dump(mode="json")
-        load = {"subject": subject, "inputs": str(inputs), "batch_sizes": [1], "threads": 1}
-        process.ask("load", "loading", **load)
+        _load(process, subjects, inputs)
         process._process.kill()
         with pytest.raises(StageFailed, match="killed by SIGKILL"):
             process.ask("run_for", "running", batch=1, seconds=0.1)
