@@ -117,9 +117,10 @@ class Crew:
         return float(max(ended_s) - min(begun_s))
 
     def close(self) -> None:
-        """End the threads."""
+        """End the threads and let go of the memory."""
         for thread in self._threads:
             thread.shutdown()
+        self.memory.clear()
 
 
 def _pin(cpu: int) -> None:

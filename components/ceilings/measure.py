@@ -5,8 +5,9 @@ from __future__ import annotations
 import json
 import os
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from functools import partial
 
 import torch
 
@@ -22,13 +23,15 @@ from components.ceilings.stage import CeilingsConfig
 from components.contract import Output, Result
 from components.measurements import BandwidthPoint, CeilingsSpec, GemmPoint
 
+Measured = tuple[Point, list[float]]  # a point and its rate in each round
+
 _ABSENT = "not measured: not installed"
-_MEMORY_SHARE = 0.25  # of what is left, for the working sets of one thread count
+_MEMORY_SHARE = 0.25  # of what is left, for the working sets
 
 
 def measure(config: CeilingsConfig, out: Output) -> Result[CeilingsSpec]:
     """Measure and judge all points; see `components.ceilings.stage.run`."""
-    watch, deadline_s = Watch(Quiet()), time.monotonic() + config.time_budget_s
+    watch = Watch(Quiet())
     before = watch.snapshot()
     threads = sorted(set(config.threads or (1, out.threads)))
     cpus = sorted(os.sched_getaffinity(0))
@@ -36,29 +39,14 @@ def measure(config: CeilingsConfig, out: Output) -> Result[CeilingsSpec]:
     with ExitStack() as closing:
         closing.callback(torch.set_num_threads, threads_before)
         closing.callback(torch.set_float32_matmul_precision, precision_before)
-        probes = list(_probes(config, threads, cpus, closing))
-        timed, reasons = prepare(probes)
-        rates = rates_by_round(
-            timed,
-            rounds=config.rounds,
-            deadline_s=deadline_s,
-            max_spread=config.max_spread,
-            seed=config.seed,
-            progress=lambda done: out.progress(done, config.rounds, "rounds"),
-        )
-    points = [
-        _judged(probe.point, rates.get(index, []), reasons.get(index, ""), config.max_spread)
-        for index, probe in enumerate(probes)
-    ]
+        measured = [one for group in _groups(config, threads, cpus, out) for one in group]
+    points = [point for point, _ in measured]
     spec = CeilingsSpec(
         hardware=_hardware(cpus[: max(threads)]),
         bandwidths=tuple(point for point in points if isinstance(point, BandwidthPoint)),
         gemms=tuple(point for point in points if isinstance(point, GemmPoint)),
     )
-    samples = [
-        {**_identity(probe.point), "rates_per_round": rates.get(index, [])}
-        for index, probe in enumerate(probes)
-    ]
+    samples = [{**_identity(point), "rates_per_round": rates} for point, rates in measured]
     (out.path / "samples.json").write_text(json.dumps(samples, indent=0))
     return Result(
         spec,
@@ -76,19 +64,58 @@ def _incomplete(spec: CeilingsSpec, watch: Watch, seen: Slice) -> str:
     return f"not stable on a busy machine: {spec.not_stable}" if was_busy and spec.not_stable else ""
 
 
-def _probes(
-    config: CeilingsConfig, threads: Sequence[int], cpus: Sequence[int], closing: ExitStack
-) -> Iterator[Probe]:
-    limit_bytes = int(_MEMORY_SHARE * memory.available_bytes())
-    for count in threads:
-        levels = MemoryLevels.of(cpus[:count])
-        memory_bytes = bandwidth.largest_of_a_thread(levels, count, limit_bytes)
-        crew = closing.enter_context(bandwidth.crew(cpus[:count], memory_bytes))
-        yield from bandwidth.probes(crew, levels, threads=count, limit_bytes=limit_bytes)
-        for series in (*torch_series(count), *_onnx_series(count)):
-            yield from series.probes(config.gemm_sizes)
+def _groups(
+    config: CeilingsConfig, threads: Sequence[int], cpus: Sequence[int], out: Output
+) -> Iterator[list[Measured]]:
+    """The points of each number of threads, then the GPU's.
+
+    One group after the other: the memory of one, several times the last cache, is free again for the next.
+    """
+    groups: list[AbstractContextManager[list[Probe]]] = [_cpu_probes(config, cpus[:n]) for n in threads]
     if not gpu.absent():
-        yield from gpu.probes(config.gpu_gemm_sizes)
+        groups.append(nullcontext(list(gpu.probes(config.gpu_gemm_sizes))))
+    for index, group in enumerate(groups):
+        deadline_s = time.monotonic() + config.time_budget_s / len(groups)
+        done = partial(_progress, out, index * config.rounds, len(groups) * config.rounds)
+        with group as probes:
+            yield _measured(config, probes, deadline_s, done)
+
+
+def _progress(out: Output, before: int, total: int, done: int) -> None:
+    out.progress(before + done, total, "rounds")
+
+
+def _measured(
+    config: CeilingsConfig, probes: Sequence[Probe], deadline_s: float, progress: Callable[[int], None]
+) -> list[Measured]:
+    timed, reasons = prepare(probes)
+    rates = rates_by_round(
+        timed,
+        rounds=config.rounds,
+        deadline_s=deadline_s,
+        max_spread=config.max_spread,
+        seed=config.seed,
+        progress=progress,
+    )
+    return [
+        (_judged(probe.point, of_point, reasons.get(index, ""), config.max_spread), of_point)
+        for index, probe in enumerate(probes)
+        for of_point in (rates.get(index, []),)
+    ]
+
+
+@contextmanager
+def _cpu_probes(config: CeilingsConfig, cpus: Sequence[int]) -> Iterator[list[Probe]]:
+    """Those of as many threads as `cpus`."""
+    threads, limit_bytes = len(cpus), int(_MEMORY_SHARE * memory.available_bytes())
+    levels = MemoryLevels.of(cpus)
+    memory_bytes = bandwidth.largest_of_a_thread(levels, threads, limit_bytes)
+    with bandwidth.crew(cpus, memory_bytes) as crew:
+        series = (*torch_series(threads), *_onnx_series(threads))
+        yield [
+            *bandwidth.probes(crew, levels, threads=threads, limit_bytes=limit_bytes),
+            *(probe for one in series for probe in one.probes(config.gemm_sizes)),
+        ]
 
 
 def _onnx_series(threads: int) -> Iterator[Series]:

@@ -61,12 +61,16 @@ class MemoryLevels:
         return "DRAM" if working_set_bytes >= self.dram_from_bytes else ""
 
     def working_sets(self, threads: int) -> Iterator[int]:
-        """Bytes of `threads` together: two sizes an octave in each level, from a quarter of L1 into DRAM."""
+        """Bytes of `threads` together: two sizes an octave in each cache, from a quarter of L1, one in DRAM.
+
+        One, and the smallest: several times the last cache is gigabytes on many servers.
+        """
         size, half_octave = self.capacities.get(1, 4 * threads * _SMALLEST_BYTES) // 4, False
-        while size <= 1.5 * self.dram_from_bytes:
+        while size < self.dram_from_bytes:
             if self.level(size):
                 yield size
             size, half_octave = (size * 4 // 3 if half_octave else size * 3 // 2), not half_octave
+        yield self.dram_from_bytes
 
     def in_words(self) -> str:
         """ "L1 64 KiB, L2 2,048 KiB, L3 32,768 KiB (/sys)"."""

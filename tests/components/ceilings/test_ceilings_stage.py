@@ -12,8 +12,8 @@ import pytest
 from components.artifacts import Artifact
 from components.benchmark.stage import Quiet
 from components.benchmark.watch import Slice, Watch
+from components.ceilings import measure
 from components.ceilings import stage as ceilings
-from components.ceilings.measure import _incomplete
 from components.ceilings.stage import CeilingsConfig
 from components.contract import Output, validate
 from components.errors import ConfigInvalid
@@ -94,23 +94,22 @@ def test_the_metrics_are_the_ceilings(measured: Artifact[CeilingsSpec]) -> None:
             assert metrics.get(name) == (rate.value if rate else None)
 
 
-@pytest.mark.parametrize(
-    ("seen", "busy"),
-    [
-        (Slice(waited=0.5, others=0.01, stolen=0.0, throttled=0.0), False),  # threads beyond the CPUs
-        (Slice(waited=0.0, others=0.1, stolen=0.0, throttled=0.0), True),
-        (Slice(waited=0.0, others=0.0, stolen=0.1, throttled=0.0), True),
-    ],
-)
 def test_the_result_is_incomplete_where_a_ceiling_is_not_stable_on_a_busy_machine(
-    seen: Slice, busy: bool, tmp_path: Path
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No machine's rounds agree to a billionth."""
+    monkeypatch.setattr(measure, "_MEMORY_SHARE", 1e-3)
     config = CeilingsConfig(threads=(1,), gemm_sizes=(64,), rounds=5, time_budget_s=1, max_spread=1e-9)
-    result = ceilings.run(config, out=Output(path=tmp_path, scratch=tmp_path, threads=1))
-    said = _incomplete(result.spec, Watch(Quiet()), seen)
-    assert said == (f"not stable on a busy machine: {result.spec.not_stable}" if busy else "")
-    assert result.spec.not_stable.startswith("1 thread: ")
+    spec = ceilings.run(config, out=Output(path=tmp_path, scratch=tmp_path, threads=1)).spec
+    assert spec.not_stable.startswith("1 thread: ")
+    for waited, others, stolen, busy in (
+        (0.5, 0.01, 0.0, False),  # threads beyond the CPUs
+        (0.0, 0.1, 0.0, True),
+        (0.0, 0.0, 0.1, True),
+    ):
+        seen = Slice(waited=waited, others=others, stolen=stolen, throttled=0.0)
+        said = measure._incomplete(spec, Watch(Quiet()), seen)
+        assert said == (f"not stable on a busy machine: {spec.not_stable}" if busy else "")
 
 
 @pytest.mark.parametrize(
