@@ -57,7 +57,7 @@ def mirror(tmp_path: Path) -> Iterator[Path]:
     folder = tmp_path / "mirror"
     folder.mkdir()
     with ThreadingHTTPServer(("127.0.0.1", 0), partial(QuietHandler, directory=folder)) as server:
-        thread = threading.Thread(target=server.serve_forever)
+        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02})
         thread.start()
         (folder / "address").write_text(f"http://127.0.0.1:{server.server_port}/simple")
         yield folder

@@ -161,6 +161,7 @@ def data_uri(bucket: Bucket, digits_data: Artifact[DatasetSpec]) -> str:
     return uri
 
 
+@pytest.mark.slow  # test_storage tries what it stands on
 def test_a_stage_by_uri_writes_what_it_writes_by_path(
     bucket: Bucket, data_uri: str, digits_data: Artifact[DatasetSpec], tmp_path: Path
 ) -> None:

@@ -225,6 +225,7 @@ def test_an_engine_of_a_run_in_kubeflow(run_with_engines: Path, tmp_path: Path) 
         measurable.measurable("it:fp32/onnx", Hints(tmp_path))
 
 
+@pytest.mark.slow  # test_subjects finds them, too
 def test_engines_of_runs_find_their_images_beside_an_onnx_file(
     run_with_engines: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -481,6 +482,7 @@ def test_a_folder_that_is_damaged_is_refused(measured: Path, tmp_path: Path, dam
         read_again(folder)
 
 
+@pytest.mark.slow  # test_subjects asks the same server
 def test_a_server_beside_an_onnx_file(
     models: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

@@ -18,7 +18,7 @@ from components.errors import ConfigInvalid, ExitCode, Unavailable
 from components.prepare import stage as prepare
 from components.train import stage as train
 from pipelines import recipe, run_record
-from pipelines.container import Containers, quantity_bytes
+from pipelines.container import Containers, _is_loopback, quantity_bytes
 from pipelines.execution import Execution, Settings
 from pipelines.graph import graph
 from pipelines.local import Processes
@@ -158,12 +158,16 @@ def test_a_step_that_needs_a_network_gets_a_bridge_and_the_others_none(
     ]
 
 
-@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "[::1]", "0.0.0.0", "mlflow.localhost"])
-def test_an_address_of_this_machines_loopback_is_refused_before_anything_starts(
-    engine: Path, loaded: LoadedRecipe, tmp_path: Path, host: str
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "::1", "0.0.0.0", "mlflow.localhost"])
+def test_an_address_of_this_machines_loopback_is_known(host: str) -> None:
+    assert _is_loopback(host) and not _is_loopback("10.0.0.7") and not _is_loopback("mlflow.example")
+
+
+def test_a_loopback_is_refused_before_anything_starts(
+    engine: Path, loaded: LoadedRecipe, tmp_path: Path
 ) -> None:
     plan = trace(graph, loaded.recipe)
-    settings = Settings(home=tmp_path / "runs", registry_uri=f"http://user:secret@{host}:5000")
+    settings = Settings(home=tmp_path / "runs", registry_uri="http://user:secret@[::1]:5000")
     with pytest.raises(ConfigInvalid, match=r"register cannot reach .*container_network=host") as caught:
         Containers(loaded, settings, Listener()).check(plan)
     assert "secret" not in str(caught.value)

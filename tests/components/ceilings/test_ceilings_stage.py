@@ -25,8 +25,11 @@ CONFIG = CeilingsConfig(gemm_sizes=(64, 128), rounds=5, time_budget_s=3)
 
 @pytest.fixture(scope="module")
 def measured(run_stage_once: Any) -> Artifact[CeilingsSpec]:
+    """With little memory, so without DRAM where the last cache is large: the whole chain measures that."""
     affinity = os.sched_getaffinity(0)
-    artifact: Artifact[CeilingsSpec] = run_stage_once(ceilings.run, CONFIG)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(measure, "_MEMORY_SHARE", 1e-2)
+        artifact: Artifact[CeilingsSpec] = run_stage_once(ceilings.run, CONFIG)
     assert os.sched_getaffinity(0) == affinity
     return artifact
 
@@ -68,7 +71,7 @@ def test_the_samples_are_those_of_the_points(measured: Artifact[CeilingsSpec]) -
         assert len(rates) in (0, 5)
 
 
-def test_caches_are_faster_than_dram(measured: Artifact[CeilingsSpec]) -> None:
+def test_the_first_cache_is_fastest(measured: Artifact[CeilingsSpec]) -> None:
     """By the best round of any point, stable or not: this machine may be shared."""
     samples = json.loads(measured.file("samples.json").read_text())
     best: dict[str, float] = {}
@@ -77,7 +80,7 @@ def test_caches_are_faster_than_dram(measured: Artifact[CeilingsSpec]) -> None:
             best[sample["level"]] = max(best.get(sample["level"], 0.0), *sample["rates_per_round"])
     if "L1" not in best:
         pytest.skip("this machine hides its caches")
-    assert best["L1"] > best["DRAM"]
+    assert len(best) > 1 and best["L1"] == max(best.values())
 
 
 def test_what_the_figures_hold_for_is_said(measured: Artifact[CeilingsSpec]) -> None:

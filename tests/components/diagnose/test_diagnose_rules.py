@@ -185,7 +185,7 @@ def test_conversions_and_what_stayed_in_fp32(make_engine: MakeEngine, run_diagno
     engines = {
         "mixed/onnx": make_engine(mixed.head(), activations="uint8"),
         "whole/onnx": make_engine(
-            Network((16, 48, 48)).conv(64).conv(64).conv(64, stride=2).head(), activations="uint8"
+            Network((16, 48, 48)).conv(128).conv(128).conv(128, stride=2).head(), activations="uint8"
         ),
     }
     diagnosis = run_diagnosis(engines)

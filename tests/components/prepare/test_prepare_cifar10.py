@@ -304,7 +304,7 @@ def served(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
         ("localhost", 0), functools.partial(Handler, directory=str(folder))
     )
     server.socket = context.wrap_socket(server.socket, server_side=True)
-    thread = threading.Thread(target=server.serve_forever, daemon=True)
+    thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.02}, daemon=True)
     thread.start()
     monkeypatch.setenv("SSL_CERT_FILE", str(certificate))
     monkeypatch.setenv("no_proxy", "localhost")

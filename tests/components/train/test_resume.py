@@ -41,7 +41,12 @@ def test_twenty_kills_at_random_moments_change_no_bit(trainer: Make) -> None:
     assert same(disturbed, undisturbed)
 
 
-@pytest.mark.parametrize("optimizer", ["sgd", "adamw", "lars"])
+_SLOW = pytest.mark.slow  # adamw's state is all that the others have, and more
+
+
+@pytest.mark.parametrize(
+    "optimizer", [pytest.param("sgd", marks=_SLOW), "adamw", pytest.param("lars", marks=_SLOW)]
+)
 def test_a_stop_saves_the_last_whole_step(trainer: Make, optimizer: str) -> None:
     """Also between two parts of a batch, where the buffers have already changed."""
     config = TrainConfig(

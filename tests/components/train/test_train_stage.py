@@ -59,9 +59,14 @@ def test_the_same_config_writes_the_same_bytes(
     "changed",
     [
         {"optimizer": "adamw", "schedule": "cosine", "learning_rate": 0.003},
-        {"optimizer": "lars", "batch_size": 128},
-        {"ema_decay": 0.99, "channels_last": False},
-        {"augment": {"shift": 0, "rotation_degrees": 0, "scale": 0}, "label_smoothing": 0},
+        *(
+            pytest.param(changed, marks=pytest.mark.slow)  # tests/components/training tries each
+            for changed in (
+                {"optimizer": "lars", "batch_size": 128},
+                {"ema_decay": 0.99, "channels_last": False},
+                {"augment": {"shift": 0, "rotation_degrees": 0, "scale": 0}, "label_smoothing": 0},
+            )
+        ),
     ],
     ids=lambda changed: next(iter(changed)) + "-" + str(next(iter(changed.values()))),
 )
@@ -87,6 +92,7 @@ def test_mixed_precision_learns(trainer: Callable[..., Trainer]) -> None:
     assert mixed.weights != full.weights
 
 
+@pytest.mark.slow  # test_models tries its forward and backward
 def test_a_vit_learns(run_stage: RunStage, digits_data: Artifact[DatasetSpec]) -> None:
     arguments = {"image_size": 8, "patch": 2, "dim": 32, "depth": 2, "heads": 2}
     config = TrainConfig(
