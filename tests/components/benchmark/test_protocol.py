@@ -234,7 +234,10 @@ def test_a_stopped_engine_that_is_killed_is_said_to_be(
 
 
 @pytest.mark.alone
-@pytest.mark.parametrize("strict", [False, True])
+@pytest.mark.parametrize(
+    "strict",
+    [False, pytest.param(True, marks=pytest.mark.slow)],  # test_incomplete tries what refuses a result
+)
 def test_a_machine_that_is_never_quiet_gives_no_figure_and_says_why(
     strict: bool, digits_engines: Engines, digits_data: Artifact[DatasetSpec], tmp_path: Path
 ) -> None:
