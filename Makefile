@@ -70,7 +70,7 @@ test-all: lint ## lint, types, and every test that runs on this machine; names t
 lint: setup
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
-	$(BIN)/mypy components pipelines
+	$(BIN)/mypy hpml
 	$(BIN)/shellcheck .ci/run docker/build docker/lock docker/install-locked docker/install-code k8s/make-secrets \
 	  k8s/kind/up k8s/kind/down tests/cluster/images tests/cluster/run
 	$(BIN)/hadolint docker/Dockerfile tests/cluster/moto.Dockerfile

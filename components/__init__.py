@@ -1,14 +1,1 @@
-"""The stages of the pipeline, and what they share. What runs inside a container is here."""
-
-import os
-import sys
-
-# Nothing phones home. These libraries report usage by default and read their switch when they are imported,
-# so the switch is thrown here: no module of ours can be imported before its package.
-os.environ["ORT_DISABLE_TELEMETRY"] = "1"
-os.environ["MLFLOW_DISABLE_TELEMETRY"] = "true"
-os.environ["NNCF_DISABLE_TELEMETRY"] = "1"
-os.environ["DO_NOT_TRACK"] = "1"
-
-# Folders of the user's own modules, for every process of a run. Last: a user's `select.py` hides nothing.
-sys.path += [path for path in os.environ.get("HPML_IMPORT_PATHS", "").split(os.pathsep) if path]
+"""The stages of the pipeline, a folder each, and the entrypoint of every image."""

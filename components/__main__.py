@@ -1,4 +1,4 @@
-"""The entrypoint of every image: python -m components STAGE --config JSON --<input> URI... --out URI.
+"""The entrypoint of every image: python -m hpml.components STAGE --config JSON --<input> URI... --out URI.
 
 The flags of a stage are derived from the signature of its `run`; `arguments_of` is the inverse. An executor
 that forks calls `run_job` instead, with the same job.
@@ -9,7 +9,7 @@ that forks calls `run_job` instead, with the same job.
                          refuse a value that a later step of the run, of that stage, would refuse
     --events -           events as lines "#hpml {...}" on stdout, among the lines of the log
     --lineage JSON       what the executor knows: {"code_digest": ..., "libraries": {...}} for the artifact's
-                         manifest, {"parents": {...}, "verified": [...]} of the inputs; see components.job.Job
+                         manifest, {"parents": {...}, "verified": [...]} of the inputs; see hpml.steps.job.Job
     --scratch URI        where a next attempt goes on from; {work} in it stands for a digest
                          of what is done, where no executor knows the inputs in advance
     --left-out JSON      {"engines/int8/onnx": why, ...}, inputs whose steps failed
@@ -17,7 +17,7 @@ that forks calls `run_job` instead, with the same job.
                          a step of Kubeflow Pipelines, see components/executor_input.py, and which of its
                          artifacts each input is: {"model": "train", "engines": {"int8/onnx": "export_onnx"}}
 
-A URI is a path, or s3://BUCKET/PREFIX. `python -m components --about` says what this image is.
+A URI is a path, or s3://BUCKET/PREFIX. `python -m hpml.components --about` says what this image is.
 """
 
 from __future__ import annotations
@@ -35,18 +35,22 @@ from typing import Annotated, Any, NoReturn
 
 from pydantic import Field
 
-from components import container, hardware, memory
-from components.artifacts import Manifest
-from components.contract import Config, StageSignature, signature, validate
-from components.errors import ConfigInvalid, UsageError, explained
-from components.executor_input import ExecutorInput, Named, read_executor_input
-from components.job import Job, execute, load_run, run_job, stop_on_sigterm
-from components.overrides import with_overrides
-from components.process import spin_briefly
-from components.step_tracking import reported
-from components.training.distributed import rank
+import hpml
+from hpml.artifacts.folder import Manifest
+from hpml.components.executor_input import ExecutorInput, Named, read_executor_input
+from hpml.core import hardware, memory
+from hpml.core.contract import Config, StageSignature, signature, validate
+from hpml.core.errors import ConfigInvalid, UsageError, explained
+from hpml.core.process import spin_briefly
+from hpml.io.overrides import with_overrides
+from hpml.steps import container
+from hpml.steps.job import Job, execute, load_run, run_job, stop_on_sigterm
+from hpml.steps.step_tracking import reported
+from hpml.training.distributed import rank
 
 __all__ = ["STAGES", "Job", "about", "arguments_of", "execute", "main", "run_job", "source_digest"]
+
+_LINKS = ("components", "pipelines")  # folders of hpml that a clone has beside it
 
 STAGES = tuple(sorted(file.parent.name for file in Path(__file__).parent.glob("*/stage.py")))
 
@@ -80,11 +84,11 @@ class Command:
 
 
 def _run_path(stage: str) -> str:
-    return f"components.{stage}.stage:run"
+    return f"hpml.components.{stage}.stage:run"
 
 
 def arguments_of(job: Job) -> list[str]:
-    """The command line that stands for `job`, without `python -m components`.
+    """The command line that stands for `job`, without `python -m hpml.components`.
 
     The import paths of `job` are not in it: HPML_IMPORT_PATHS says them. Inputs and `out` that are empty are
     Kubeflow's to say. Raises UsageError if its `run` is not one of STAGES.
@@ -113,11 +117,11 @@ def arguments_of(job: Job) -> list[str]:
 
 
 def _parser() -> Parser:
-    parser = Parser(prog="python -m components", description="Run one stage of the pipeline.")
+    parser = Parser(prog="python -m hpml.components", description="Run one stage of the pipeline.")
     parser.add_argument("--about", action="store_true", help="say as JSON what this image is")
     stages = parser.add_subparsers(dest="stage", required=True, metavar="STAGE", parser_class=Parser)
     for stage in STAGES:
-        module = importlib.import_module(f"components.{stage}.stage")
+        module = importlib.import_module(f"hpml.components.{stage}.stage")
         shape = signature(module.run)
         summary = (module.__doc__ or "").strip().partition("\n")[0]
         flags = stages.add_parser(stage, help=summary, description=summary, allow_abbrev=False)
@@ -263,10 +267,12 @@ def about() -> dict[str, Any]:
 
 
 def source_digest() -> str:
-    """One digest of every Python file below components/, by its path there."""
-    root = Path(__file__).parent
+    """One digest of every Python file that a step can run, by its path: the library's and the stages'."""
+    root = Path(hpml.__file__).parent
+    stages = root / "components"  # a link in a clone, which rglob does not follow
+    library = (file for file in root.rglob("*.py") if file.relative_to(root).parts[0] not in _LINKS)
     digest = hashlib.sha256()
-    for file in sorted(root.rglob("*.py")):
+    for file in sorted([*library, *stages.rglob("*.py")]):
         content = hashlib.sha256(file.read_bytes()).hexdigest()
         digest.update(f"{file.relative_to(root).as_posix()}\0{content}\n".encode())
     return digest.hexdigest()

@@ -16,8 +16,8 @@ from typing import Any
 
 from pydantic import BaseModel, Field, ValidationError
 
-from components.artifacts import Manifest
-from components.errors import UsageError
+from hpml.artifacts.folder import Manifest
+from hpml.core.errors import UsageError
 
 OUT = "out"  # the artifact that a stage writes
 METRICS, HTML, SUMMARY = "metrics", "html", "summary"  # what else a component may declare, for KFP's page
@@ -129,7 +129,7 @@ class ExecutorInput(BaseModel):
 
     def _show_report(self, report: Path, title: str) -> None:
         """Fill the outputs `html` and `summary`, where the component has them."""
-        from components.report.summary import markdown
+        from hpml.components.report.summary import markdown
 
         summary = markdown(title, json.loads((report / "figures.json").read_text()))
         if SUMMARY in self.outputs.artifacts:

@@ -11,13 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 import typer.core
 
-from components.errors import StageFailed, UsageError, explained
+from hpml.core.errors import StageFailed, UsageError, explained
 
 if TYPE_CHECKING:
-    from pipelines.execution import Settings
-    from pipelines.plan import Plan
-    from pipelines.recipe import LoadedRecipe
-    from pipelines.run_record import RunRecord, StepRecord
+    from hpml.pipelines.engine.execution import Settings
+    from hpml.pipelines.engine.run_record import RunRecord, StepRecord
+    from hpml.pipelines.plan import Plan
+    from hpml.pipelines.recipe import LoadedRecipe
 
 app = typer.Typer(
     name="hpml",
@@ -82,7 +82,7 @@ def _told_as_retired(option: str) -> Any:
     """A callback for an option that is taken as before and does nothing any more."""
 
     def tell(given: Any) -> None:
-        from pipelines import retired
+        from hpml.pipelines import retired
 
         if given:
             retired.tell([option])
@@ -138,8 +138,8 @@ def run(
     output: Format = "table",
 ) -> None:
     """Run a recipe: data to a chosen, registered, deployable model."""
-    from pipelines import graph, plan
-    from pipelines import recipe as recipes
+    from hpml.pipelines import graph, plan
+    from hpml.pipelines import recipe as recipes
 
     loaded = recipes.load(recipe, (*(overrides or ()), *_strictly(strict)))
     steps = plan.trace(graph.graph, loaded.recipe)
@@ -161,8 +161,12 @@ def _strictly(strict: bool) -> tuple[str, ...]:
 
 def _forecast(loaded: LoadedRecipe, steps: Plan, settings: Settings, executor: str, output: str) -> None:
     """Print what a run would do, and why."""
-    from pipelines import applicability, console, places, preflight, run_record
-    from pipelines.execution import forecast
+    from hpml.pipelines.engine import run_record
+    from hpml.pipelines.engine.execution import forecast
+    from hpml.pipelines.executors import named as places
+    from hpml.pipelines.preflight import applicability
+    from hpml.pipelines.preflight import checks as preflight
+    from hpml.pipelines.terminal import console
 
     with console.watcher() as watcher:
         run_id = run_record.new_run_id(loaded.recipe.name)
@@ -189,9 +193,12 @@ def _execute(
     again: str,
 ) -> None:
     """Run `steps` of a recipe, and print what they found. again: the command that resumes it."""
-    from pipelines import applicability, console, places, results, run_record
-    from pipelines import recipe as recipes
-    from pipelines.execution import Execution
+    from hpml.pipelines import recipe as recipes
+    from hpml.pipelines.engine import run_record
+    from hpml.pipelines.engine.execution import Execution
+    from hpml.pipelines.executors import named as places
+    from hpml.pipelines.preflight import applicability
+    from hpml.pipelines.terminal import console, results
 
     with console.watcher() as watcher:
         run_id = run_record.new_run_id(loaded.recipe.name)
@@ -219,7 +226,7 @@ def _settings(
     max_parallel: int | None,
     tracking: bool,
 ) -> Settings:
-    from pipelines.execution import Settings
+    from hpml.pipelines.engine.execution import Settings
 
     home = home.resolve()
     registry = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home}/mlflow.db"
@@ -238,7 +245,7 @@ def _settings(
 def _print_forecast(forecasts: list[Any], output: str) -> None:
     import dataclasses
 
-    from pipelines import console
+    from hpml.pipelines.terminal import console
 
     if output == "json":
         _print_json([dataclasses.asdict(item) for item in forecasts])
@@ -258,7 +265,7 @@ def _end_of_run(record: RunRecord, again: str, *, completed_by: str) -> None:
 
 def _warn_incomplete(record: RunRecord, completed_by: str) -> None:
     """Say what lacks something and why, and the command that completes it."""
-    from pipelines.execution import incomplete_steps
+    from hpml.pipelines.engine.execution import incomplete_steps
 
     missing = incomplete_steps(record)
     if missing:
@@ -268,8 +275,8 @@ def _warn_incomplete(record: RunRecord, completed_by: str) -> None:
 
 def _raise_failure(record: RunRecord, where: str = "") -> None:
     """Raise the first failure with its exit code, after a warning for each that is not the run's."""
-    from components.errors import ExitCode
-    from pipelines.execution import first_failure, not_shown
+    from hpml.core.errors import ExitCode
+    from hpml.pipelines.engine.execution import first_failure, not_shown
 
     for sentence in not_shown(record):
         print(f"warning: {sentence}", file=sys.stderr)
@@ -293,9 +300,9 @@ def compile_recipe(
     overrides: Set = None,
 ) -> None:
     """Compile a recipe for Kubeflow Pipelines."""
-    from components.artifacts import write_text_atomic
-    from pipelines import recipe as recipes
-    from pipelines.kubeflow import compile_pipeline
+    from hpml.core.atomic_files import write_text_atomic
+    from hpml.pipelines import recipe as recipes
+    from hpml.pipelines.kubeflow.compile import compile_pipeline
 
     compiled = compile_pipeline(recipes.load(recipe, tuple(overrides or ())))
     write_text_atomic(file, compiled.text)
@@ -319,8 +326,10 @@ def submit(
     home: Home = _HOME,
 ) -> None:
     """Run a recipe on Kubeflow Pipelines; stdout gets the run's id, for hpml status and hpml logs."""
-    from pipelines import applicability, console, kubeflow_runs
-    from pipelines import recipe as recipes
+    from hpml.pipelines import recipe as recipes
+    from hpml.pipelines.kubeflow import runs as kubeflow_runs
+    from hpml.pipelines.preflight import applicability
+    from hpml.pipelines.terminal import console
 
     loaded = recipes.load(recipe, tuple(overrides or ()))
     target = kubeflow_runs.find_target(
@@ -362,8 +371,9 @@ def schedule(
     namespace: Namespace = "",
 ) -> None:
     """Have Kubeflow Pipelines run a recipe again and again; stdout gets the schedule's id."""
-    from pipelines import console, kubeflow_runs
-    from pipelines import recipe as recipes
+    from hpml.pipelines import recipe as recipes
+    from hpml.pipelines.kubeflow import runs as kubeflow_runs
+    from hpml.pipelines.terminal import console
 
     loaded = recipes.load(recipe, tuple(overrides or ()))
     target = kubeflow_runs.find_target(
@@ -443,9 +453,10 @@ def engines(
     output: Format = "table",
 ) -> None:
     """Measure anything together: latency, throughput and ratios with their intervals."""
-    from pipelines import bench as benches
-    from pipelines import bench_tables, measurable
-    from pipelines.store import Store
+    from hpml.pipelines.commands import bench as benches
+    from hpml.pipelines.commands import measurable
+    from hpml.pipelines.engine.store import Store
+    from hpml.pipelines.terminal import bench_tables
 
     if earlier:
         record, place = benches.again(earlier), earlier
@@ -500,8 +511,9 @@ def _engine_options(context: typer.Context) -> list[str]:
 
 def _complete(home: Path, record: RunRecord, options: list[str], *, strict: bool, output: str) -> None:
     """Do what a run lacks: its recipe again, in which what is stored is not done twice."""
-    from pipelines import graph, kubeflow_runs, plan
-    from pipelines import recipe as recipes
+    from hpml.pipelines import graph, plan
+    from hpml.pipelines import recipe as recipes
+    from hpml.pipelines.kubeflow import runs as kubeflow_runs
 
     if options:
         raise UsageError(
@@ -538,7 +550,8 @@ def machine(
     output: Format = "table",
 ) -> None:
     """Measure this machine: its memory, its products, the distance between its CPUs."""
-    from pipelines import bench_machine, console
+    from hpml.pipelines.commands import bench_machine
+    from hpml.pipelines.terminal import console
 
     with console.watcher() as watcher:
         record = bench_machine.measure(home.resolve(), watcher, force=force, seconds=seconds)
@@ -609,12 +622,12 @@ def quantize(
     output: Annotated[Literal["table", "json"], typer.Option("--output", help="What stdout gets.")] = "table",
 ) -> None:
     """Make an int8 model of an ONNX file: calibrated, judged against it, measured beside it."""
-    from components.contract import validate
-    from components.hardware import usable_cpus
-    from components.quantize.job import QuantizeJob
-    from pipelines import bench as benches
-    from pipelines import measurable
-    from pipelines import quantize as quantization
+    from hpml.core.contract import validate
+    from hpml.core.hardware import usable_cpus
+    from hpml.pipelines.commands import bench as benches
+    from hpml.pipelines.commands import measurable
+    from hpml.pipelines.quantize import command as quantization
+    from hpml.pipelines.quantize.job import QuantizeJob
 
     place = quantization.places(model, out, force=force)
     bounds = {
@@ -665,7 +678,7 @@ def compare(
     ] = "table",
 ) -> None:
     """Say what changed between two measurements: faster, slower or tied, with intervals."""
-    from pipelines import compare as comparison
+    from hpml.pipelines.commands import compare as comparison
 
     allowed = comparison.parse_share(fail_slower) if fail_slower else None
     found = comparison.compare(home, before, after)
@@ -690,7 +703,9 @@ def status(
     output: Format = "table",
 ) -> None:
     """Show the steps of a run, or with --all the runs."""
-    from pipelines import console, kubeflow_runs, run_record, status_tables
+    from hpml.pipelines.engine import run_record
+    from hpml.pipelines.kubeflow import runs as kubeflow_runs
+    from hpml.pipelines.terminal import console, status_tables
 
     if all_runs:
         status_tables.show_runs(run_record.list_runs(home), output)
@@ -714,8 +729,9 @@ def logs(
     host: RemoteHost = "",
 ) -> None:
     """Print the log of a step."""
-    from components.relay import EventTail
-    from pipelines import kubeflow_runs, run_record
+    from hpml.io.relay import EventTail
+    from hpml.pipelines.engine import run_record
+    from hpml.pipelines.kubeflow import runs as kubeflow_runs
 
     record = run_record.load(home, run)
     known = _step(record, step)
@@ -763,7 +779,9 @@ def report(
     host: RemoteHost = "",
 ) -> None:
     """Print the variants of a run, which was chosen and why, and where the report and the bundle are."""
-    from pipelines import console, kubeflow_runs, results, run_record
+    from hpml.pipelines.engine import run_record
+    from hpml.pipelines.kubeflow import runs as kubeflow_runs
+    from hpml.pipelines.terminal import console, results
 
     record = run_record.load(home, run)
     remote = kubeflow_runs.remote_run(home, record.id, host)
@@ -801,9 +819,11 @@ def diagnose(
     ] = "table",
 ) -> None:
     """Say why the engines of a run, or an ONNX file, are not faster, and what to do about it."""
-    from pipelines import bench as benches
-    from pipelines import console, diagnose_file, measurable, run_record
-    from pipelines import diagnose as diagnosis
+    from hpml.pipelines.commands import bench as benches
+    from hpml.pipelines.commands import diagnose as diagnosis
+    from hpml.pipelines.commands import diagnose_file, measurable
+    from hpml.pipelines.engine import run_record
+    from hpml.pipelines.terminal import console
 
     if run.endswith(".onnx"):
         if variant:
@@ -831,7 +851,7 @@ def explain(
     output: Format = "table",
 ) -> None:
     """Say why a step was taken from the store or had to be run."""
-    from pipelines import run_record
+    from hpml.pipelines.engine import run_record
 
     known = _step(run_record.load(home, run), step)
     if output == "json":
@@ -857,9 +877,9 @@ def doctor(
     output: Format = "table",
 ) -> None:
     """Say what is here and what to install: Python, torch, GPUs, container engine, the cluster."""
-    from pipelines import doctor as examination
-    from pipelines import recipe as recipes
-    from pipelines.cluster import ClusterConfig
+    from hpml.pipelines import recipe as recipes
+    from hpml.pipelines.cluster.config import ClusterConfig
+    from hpml.pipelines.commands import doctor as examination
 
     cluster = recipes.load(recipe).recipe.cluster if recipe else ClusterConfig()
     examination.show(examination.examine(cluster), output)
@@ -868,7 +888,7 @@ def doctor(
 @app.command()
 def schema() -> None:
     """Print the JSON Schema of a recipe, for editors."""
-    from pipelines.recipe import Recipe
+    from hpml.pipelines.recipe import Recipe
 
     _print_json(Recipe.model_json_schema())
 
@@ -889,8 +909,8 @@ def gc(
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list what would go.")] = False,
 ) -> None:
     """Remove stored artifacts that none of the newest runs made, and what crashed runs left behind."""
-    from pipelines import collect
-    from pipelines import recipe as recipes
+    from hpml.pipelines import recipe as recipes
+    from hpml.pipelines.commands import collect
 
     cluster = recipes.load(recipe).recipe.cluster if recipe else None
     if cluster:
@@ -912,7 +932,7 @@ def init(
     ] = None,
 ) -> None:
     """Write a new recipe from three answers."""
-    from pipelines import init as initialisation
+    from hpml.pipelines.commands import init as initialisation
 
     remarks = initialisation.write(file, *initialisation.ask(data, model, max_accuracy_drop))
     print(file)
@@ -927,7 +947,7 @@ def _print_json(value: Any) -> None:
 
 
 def main(arguments: list[str] | None = None) -> None:
-    """Run the command; every failure is one line on stderr and an exit code of components.contract."""
+    """Run the command; every failure is one line on stderr and an exit code of hpml.core.contract."""
     given = sys.argv[1:] if arguments is None else arguments
     with explained(debug="--debug" in given):
         try:

@@ -4,22 +4,22 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, TypeVar
 
-from components.benchmark import stage as benchmark
-from components.ceilings import stage as ceilings
-from components.compress import stage as compress
-from components.deploy import stage as deploy
-from components.diagnose import stage as diagnose
-from components.export import stage as export
-from components.prepare import stage as prepare
-from components.register import stage as register
-from components.report import stage as report
-from components.select import stage as select
-from components.targets import Eager
-from components.train import stage as train
+from hpml.components.benchmark import stage as benchmark
+from hpml.components.ceilings import stage as ceilings
+from hpml.components.compress import stage as compress
+from hpml.components.deploy import stage as deploy
+from hpml.components.diagnose import stage as diagnose
+from hpml.components.export import stage as export
+from hpml.components.prepare import stage as prepare
+from hpml.components.register import stage as register
+from hpml.components.report import stage as report
+from hpml.components.select import stage as select
+from hpml.components.train import stage as train
+from hpml.targets import Eager
 
 if TYPE_CHECKING:
-    from pipelines.plan import Step
-    from pipelines.recipe import Recipe
+    from hpml.pipelines.plan import Step
+    from hpml.pipelines.recipe import Recipe
 
 Handle = TypeVar("Handle")
 

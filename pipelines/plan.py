@@ -6,9 +6,9 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from components.contract import Config, Result, canonical_json, signature, stage_name
-from components.errors import UsageError
-from pipelines.resources import resources_of
+from hpml.core.contract import Config, Result, canonical_json, signature, stage_name
+from hpml.core.errors import UsageError
+from hpml.pipelines.resources import resources_of
 
 Handle = TypeVar("Handle")
 

@@ -9,23 +9,23 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, StringConstraints
 
-from components import regular_files, strict_yaml
-from components.benchmark.stage import BenchmarkConfig
-from components.ceilings.stage import CeilingsConfig
-from components.compress import AnyMethod
-from components.contract import Config, validate
-from components.deploy.stage import DeployConfig
-from components.diagnose.stage import DiagnoseConfig
-from components.errors import ConfigInvalid
-from components.goals import Goals
-from components.overrides import with_overrides
-from components.prepare.sources import AnySource
-from components.register.stage import RegisterConfig
-from components.targets import AnyTarget
-from components.train.stage import TrainConfig
-from pipelines.cluster import ClusterConfig
-from pipelines.retired import drop_retired, tell
-from pipelines.run_record import RunRecord
+from hpml.components.ceilings.config import CeilingsConfig
+from hpml.components.compress import AnyMethod
+from hpml.components.deploy.config import DeployConfig
+from hpml.components.diagnose.config import DiagnoseConfig
+from hpml.components.prepare.sources import AnySource
+from hpml.components.register.config import RegisterConfig
+from hpml.components.train.config import TrainConfig
+from hpml.core import regular_files, strict_yaml
+from hpml.core.contract import Config, validate
+from hpml.core.errors import ConfigInvalid
+from hpml.io.overrides import with_overrides
+from hpml.measuring.config import BenchmarkConfig
+from hpml.measuring.goals import Goals
+from hpml.pipelines.cluster.config import ClusterConfig
+from hpml.pipelines.engine.run_record import RunRecord
+from hpml.pipelines.retired import drop_retired, tell
+from hpml.targets import AnyTarget
 
 STORED = "recipe.yaml"  # in the folder of a run
 

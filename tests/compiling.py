@@ -6,8 +6,9 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import cache
 from pathlib import Path
 
-from pipelines import kubeflow, recipe
-from pipelines.kubeflow import Compiled
+from hpml.pipelines import recipe
+from hpml.pipelines.kubeflow import compile as kubeflow
+from hpml.pipelines.kubeflow.compile import Compiled
 
 
 def compile_anew(file: Path, *overrides: str) -> Compiled:

@@ -15,21 +15,14 @@ import pytest
 from hypothesis import settings
 from moto.server import ThreadedMotoServer
 
-from components.__main__ import Job, execute
-from components.artifacts import (
-    ArchitectureSpec,
-    Artifact,
-    DatasetSpec,
-    InputSpec,
-    Lineage,
-    ModelSpec,
-    SplitSpec,
-    open_artifact,
-    seal_artifact,
-)
-from components.contract import Config, signature
-from components.process import spin_briefly
-from pipelines.__main__ import main
+from hpml.artifacts.dataset import DatasetSpec, SplitSpec
+from hpml.artifacts.folder import Artifact, Lineage, open_artifact, seal_artifact
+from hpml.artifacts.model import ArchitectureSpec, ModelSpec
+from hpml.artifacts.model_input import InputSpec
+from hpml.components.__main__ import Job, execute
+from hpml.core.contract import Config, signature
+from hpml.core.process import spin_briefly
+from hpml.pipelines.__main__ import main
 from tests.chain import Chain, run_chain
 
 # Where tests are started in the background (nohup, a shell's &), Ctrl-C is ignored by whatever they start.
@@ -192,8 +185,8 @@ def small_model(
     import torch
     from torch.nn import functional
 
-    from components import models
-    from components.images import load_split, predict_split, to_x_nchw, top1_accuracy
+    from hpml import models
+    from hpml.tasks.images import load_split, predict_split, to_x_nchw, top1_accuracy
 
     torch.manual_seed(0)
     inputs = InputSpec(shape_chw=(1, 8, 8), mean=digits_data.spec.mean, std=digits_data.spec.std)

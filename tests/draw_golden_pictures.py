@@ -1,4 +1,4 @@
-"""Draws components/golden_pictures: one small picture for each way that a picture's file can be special.
+"""Draws hpml/tasks/golden_pictures: one small picture for each way that a picture's file can be special.
 
     python -m tests.draw_golden_pictures FOLDER
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
-from components.process import die_with_parent
+from hpml.core.process import die_with_parent
 
 _ROOT = Path(__file__).resolve().parents[1]
 

@@ -20,14 +20,14 @@ from pathlib import Path
 
 import numpy as np
 
-from components.benchmark import watch
-from components.benchmark.paired import MIN_ROUNDS
-from components.benchmark.protocol import Bench, round_orders
-from components.benchmark.rounds import Round
-from components.benchmark.stage import BenchmarkConfig
-from components.benchmark.statistics import paired_ratio
-from components.benchmark.subjects import EngineSubject
-from components.contract import Output
+from hpml.core.contract import Output
+from hpml.measuring.bench import Bench
+from hpml.measuring.config import BenchmarkConfig
+from hpml.measuring.machine import watch
+from hpml.measuring.paired import MIN_ROUNDS
+from hpml.measuring.rounds import Round, round_orders
+from hpml.measuring.statistics import paired_ratio
+from hpml.measuring.subjects import EngineSubject
 from tests.hogs import hogs
 from tests.measure_states import engines_of
 

@@ -15,8 +15,8 @@ from statistics import NormalDist
 
 import numpy as np
 
-from components.benchmark.statistics import paired_ratio, quantile, rate
-from components.measurements import Interval
+from hpml.artifacts.interval import Interval
+from hpml.measuring.statistics import paired_ratio, quantile, rate
 
 BETWEEN_LAUNCHES = 0.02  # standard deviation of what an engine's launch does to its level, on the logarithm
 LEVELS = {"p50": 0.5, "p90": 0.9, "p99": 0.99}

@@ -29,9 +29,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from components.measurements import CoreState, Interval, MeasurementsSpec, PairedRatio
-from pipelines import run_record
-from pipelines.store import Store
+from hpml.artifacts.core_state import CoreState
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import MeasurementsSpec, PairedRatio
+from hpml.pipelines.engine import run_record
+from hpml.pipelines.engine.store import Store
 from tests.hogs import hogs
 
 HPML = Path(sys.executable).with_name("hpml")

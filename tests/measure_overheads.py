@@ -23,11 +23,11 @@ import sys
 sys.path.append({str(HERE / "pipelines")!r})
 from pathlib import Path
 import noop_stages
-from pipelines import run_record
-from pipelines.console import PlainWatcher
-from pipelines.execution import Execution, Settings
-from pipelines.local import Processes
-from pipelines.plan import trace
+from hpml.pipelines.engine import run_record
+from hpml.pipelines.terminal.console import PlainWatcher
+from hpml.pipelines.engine.execution import Execution, Settings
+from hpml.pipelines.executors.process import Processes
+from hpml.pipelines.plan import trace
 
 def chain(step, _):
     handle = step(noop_stages.start, noop_stages.Number())

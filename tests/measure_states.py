@@ -24,15 +24,16 @@ from typing import Any
 
 import numpy as np
 
-from components.artifacts import Artifact, EngineSpec
-from components.benchmark.core_distance import CoreDistance
-from components.benchmark.engine_process import EngineProcess
-from components.benchmark.run_queue import Waited
-from components.benchmark.states import States, find_states
-from components.benchmark.subjects import EngineSubject
-from components.benchmark.watch import waited_for_others_ns
-from pipelines.run_record import load
-from pipelines.store import Store
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact
+from hpml.measuring.machine.core_distance import CoreDistance
+from hpml.measuring.machine.run_queue import Waited
+from hpml.measuring.machine.state_clusters import States, find_states
+from hpml.measuring.machine.watch import waited_for_others_ns
+from hpml.measuring.process.engine_process import EngineProcess
+from hpml.measuring.subjects import EngineSubject
+from hpml.pipelines.engine.run_record import load
+from hpml.pipelines.engine.store import Store
 
 _SLICE_MS = 25.0
 _WAITED = 0.02  # of a slice's time: then its threads had to wait

@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from components.measurements import (
+from hpml.artifacts.core_state import CoreState
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import (
     Conditions,
-    CoreState,
     EngineFigures,
     EngineSettings,
-    Interval,
     MeasurementsSpec,
     PairedRatio,
     StateFigures,

@@ -11,7 +11,9 @@ import sys
 import textwrap
 from pathlib import Path
 
-from components.artifacts import Artifact, DatasetSpec, ModelSpec, open_artifact
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.folder import Artifact, open_artifact
+from hpml.artifacts.model import ModelSpec
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -19,16 +21,17 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_a_method_is_one_file_and_one_row(
     tmp_path: Path, small_model: Artifact[ModelSpec], digits_data: Artifact[DatasetSpec]
 ) -> None:
-    for package in ("components", "pipelines"):
-        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    for package in ("components", "pipelines", "hpml"):
+        ignored = shutil.ignore_patterns("__pycache__")
+        shutil.copytree(ROOT / package, tmp_path / package, symlinks=True, ignore=ignored)
     page = (ROOT / "docs" / "add-a-method.md").read_text()
     code = re.search(r"<!-- sparsify.py -->\n +```python\n(.*?)```", page, re.DOTALL)
     assert code
     folder = tmp_path / "components" / "compress"
     (folder / "sparsify.py").write_text(textwrap.dedent(code[1]))
     table = (folder / "__init__.py").read_text()
-    row = "from components.compress.sparsify import Sparsify\n"
-    table = table.replace("from components.contract", row + "from components.contract", 1)
+    row = "from hpml.components.compress.sparsify import Sparsify\n"
+    table = table.replace("from hpml.core.contract", row + "from hpml.core.contract", 1)
     opening = "METHODS: dict[str, type[Method]] = {"
     assert opening in table
     table = table.replace(opening, opening + '"sparsify": Sparsify,')
@@ -44,7 +47,7 @@ def test_a_method_is_one_file_and_one_row(
         )
 
     done = python(
-        *("-m", "components", "compress", "--config", json.dumps({"method": "sparsify", "share": 0.3})),
+        *("-m", "hpml.components", "compress", "--config", json.dumps({"method": "sparsify", "share": 0.3})),
         *("--model", str(small_model.path), "--teacher", str(small_model.path)),
         *("--data", str(digits_data.path), "--out", str(tmp_path / "sparse")),
     )
@@ -55,5 +58,5 @@ def test_a_method_is_one_file_and_one_row(
 
     variants = "{a: [{method: sparsify, share: 0.3}], b: [sparsfy]}"
     (tmp_path / "a.yaml").write_text(f"data: digits\nvariants: {variants}\n")
-    refused = python("-m", "pipelines", "run", "a.yaml", "--dry-run")
+    refused = python("-m", "hpml.pipelines", "run", "a.yaml", "--dry-run")
     assert refused.returncode == 3 and "did you mean 'sparsify'?" in refused.stderr

@@ -6,34 +6,20 @@ import ast
 import re
 import subprocess
 import sys
+from collections import Counter
 from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
 
-from components.__main__ import STAGES
+from hpml.components.__main__ import STAGES
 
 ROOT = Path(__file__).resolve().parents[1]
-SHARED = {
-    "errors",
-    "contract",
-    "artifacts",
-    "images",
-    "pictures",
-    "models",
-    "targets",
-    "training",
-    "goals",
-    "cgroup",
-    "hardware",
-    "nvml",
-    "process",
-    "measurements",
-    "core_states",
-    "page",
-    "regular_files",
-    "memory",
-}
+# The library, from the bottom up: each imports what stands before it.
+LIBRARY = (
+    *("core", "artifacts", "io", "tasks", "models", "training", "targets"),
+    *("measuring", "reporting", "steps"),
+)
 VENDOR = {"tensorrt", "openvino", "modelopt", "torch_pruning"}
 
 
@@ -68,6 +54,13 @@ class Module:
         ]
 
     @property
+    def module(self) -> str:
+        """The name that it is imported by."""
+        parts = self.file.relative_to(ROOT).with_suffix("").parts
+        parts = parts if parts[0] == "hpml" else ("hpml", *parts)
+        return ".".join(parts[:-1] if parts[-1] == "__init__" else parts)
+
+    @property
     def stage(self) -> str:
         """The stage that it belongs to, or nothing."""
         top, _, rest = self.name.partition("/")
@@ -87,56 +80,105 @@ def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 @pytest.fixture(scope="module")
 def modules() -> list[Module]:
-    return [Module(file) for file in [*ROOT.glob("components/**/*.py"), *ROOT.glob("pipelines/**/*.py")]]
+    files = (file for top in ("hpml", "components", "pipelines") for file in (ROOT / top).rglob("*.py"))
+    return [Module(file) for file in sorted(files)]
 
 
-def test_a_stage_imports_its_own_folder_and_what_all_share(modules: list[Module]) -> None:
-    # ceilings: whether the machine was quiet, and intervals, are told as the benchmark tells them
-    may_reach = {"register": {"tracking"}, "prepare": {"storage"}, "ceilings": {"benchmark"}}
+@pytest.fixture(scope="module")
+def imports(modules: list[Module]) -> dict[str, set[str]]:
+    """Module -> the modules of ours that it imports anywhere, function bodies included."""
+    names = {module.module for module in modules}
+
+    def ours(one: Import) -> str:
+        return one.name if one.name in names else one.name.rpartition(".")[0]
+
+    return {
+        module.module: ({ours(one) for one in module.imports} & names) - {module.module} for module in modules
+    }
+
+
+def test_each_layer_imports_what_stands_below_it(imports: dict[str, set[str]]) -> None:
+    """`pipelines` on `components` on the library, the library in its order; a stage imports no other."""
+
+    def height(module: str) -> int:
+        folder = [*module.split("."), ""][1]
+        return [*LIBRARY, "components", "pipelines"].index(folder) if folder else -1
+
+    forbidden = [
+        f"{module} imports {other}"
+        for module, others in imports.items()
+        for other in others
+        if height(other) > height(module)
+    ]
+    assert not forbidden
+
+
+def test_a_stage_imports_no_other(modules: list[Module]) -> None:
     may_import = {"deploy": {"kubernetes"}, "register": {"mlflow"}}
     forbidden = []
     for module in modules:
         stage = module.stage
         if not stage:
             continue
-        packages = {"pipelines", "kfp", "argparse", "kubernetes", "mlflow"} - may_import.get(stage, set())
-        folders = SHARED | {stage, ""} | may_reach.get(stage, set())  # "": the package itself, for its place
+        packages = {"kfp", "argparse", "kubernetes", "mlflow"} - may_import.get(stage, set())
+        own = f"hpml.components.{stage}"
         for one in module.imports:
-            of_another = one.package == "components" and f"{one.name}.".split(".")[1] not in folders
+            of_another = one.name.startswith("hpml.components.") and not f"{one.name}.".startswith(f"{own}.")
             if of_another or one.package in packages:
                 forbidden.append(module.at(one.line, one.name))
     assert not forbidden
 
 
-def test_only_the_tracking_and_the_registry_import_mlflow_and_no_component_the_pipelines(
-    modules: list[Module],
-) -> None:
-    forbidden = []
-    for module in modules:
-        may_import_mlflow = module.name.startswith(("components/tracking.py", "components/register/"))
-        packages = {"mlflow"} if not may_import_mlflow else set()
-        if module.name.startswith("components/"):
-            packages.add("pipelines")
-        forbidden += [module.at(one.line, one.name) for one in module.imports if one.package in packages]
-    assert not forbidden
+def test_no_imports_in_a_circle(imports: dict[str, set[str]]) -> None:
+    left = {module: set(others) for module, others in imports.items()}
+    while free := {module for module, others in left.items() if not others & set(left)}:
+        left = {module: others for module, others in left.items() if module not in free}
+    assert not left, "circles, or what stands on one"
+
+
+def test_no_folder_is_wide(modules: list[Module]) -> None:
+    files = Counter(module.file.parent for module in modules if module.file.name != "__init__.py")
+    assert not [str(folder) for folder, count in files.items() if count > 15]
+
+
+def test_no_module_is_imported_by_a_name_of_many(modules: list[Module]) -> None:
+    """A user's own `components` and `pipelines` are theirs."""
+    found = [
+        module.at(one.line, one.name)
+        for module in modules
+        for one in module.imports
+        if one.package in ("components", "pipelines")
+    ]
+    assert not found
+
+
+def test_only_the_tracking_and_the_registry_import_mlflow(modules: list[Module]) -> None:
+    found = [
+        module.at(one.line, one.name)
+        for module in modules
+        if not module.name.startswith(("hpml/io/tracking.py", "components/register/"))
+        for one in module.imports
+        if one.package == "mlflow"
+    ]
+    assert not found
 
 
 def test_few_components_read_the_environment(modules: list[Module]) -> None:
     may_read_environment = {
-        "components/__init__.py",
+        "hpml/__init__.py",
         "components/__main__.py",
-        "components/job.py",
-        "components/storage.py",
-        "components/tracking.py",
-        "components/process.py",
+        "hpml/steps/job.py",
+        "hpml/io/storage.py",
+        "hpml/io/tracking.py",
+        "hpml/core/process.py",
         "components/deploy/standalone.py",  # a bundle's own script: it and the README turn telemetry off
         "components/deploy/readme.py",
-        "components/training/distributed.py",
+        "hpml/training/distributed.py",
     }
     found = [
         module.at(number, line.strip())
         for module in modules
-        if module.name.startswith("components/") and module.name not in may_read_environment
+        if not module.name.startswith("pipelines/") and module.name not in may_read_environment
         for number, line in enumerate(module.source.splitlines(), start=1)
         if "os.environ" in line or "getenv" in line
     ]
@@ -183,9 +225,9 @@ def test_nothing_that_executes_data(modules: list[Module]) -> None:
 
 def test_the_command_wakes_nothing_heavy() -> None:
     heavy = ("torch", "numpy", "onnx", "onnxruntime", "mlflow", "sklearn", "PIL", "pandas")
-    ours = ("__main__", "graph", "recipe", "local", "results")
+    ours = ("__main__", "graph", "recipe", "executors.process", "terminal.results")
     code = (
-        f"import sys, {', '.join('pipelines.' + name for name in ours)};"
+        f"import sys, {', '.join('hpml.pipelines.' + name for name in ours)};"
         f"print([name for name in {heavy!r} if name in sys.modules])"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -193,7 +235,7 @@ def test_the_command_wakes_nothing_heavy() -> None:
 
 
 def test_every_stage_of_the_graph_has_an_entrypoint_and_a_row_of_resources() -> None:
-    from pipelines.resources import RESOURCES
+    from hpml.pipelines.resources import RESOURCES
 
     source = (ROOT / "pipelines" / "graph.py").read_text()
     called = re.findall(r"step\(\s*(\w+)\.run", source)
@@ -210,13 +252,13 @@ def test_the_graph_names_each_stage_once() -> None:
 
 def test_telemetry_is_off_before_any_library_is_imported() -> None:
     code = (
-        "import os, components;"
+        "import os;"
         "print(os.environ['ORT_DISABLE_TELEMETRY'], os.environ['MLFLOW_DISABLE_TELEMETRY'],"
         " os.environ['NNCF_DISABLE_TELEMETRY'])"
     )
-    for package in ("components", "pipelines"):
+    for package in ("hpml", "hpml.components", "hpml.pipelines"):
         answer = subprocess.run(
-            [sys.executable, "-c", code.replace("import os, components", f"import os, {package}")],
+            [sys.executable, "-c", f"import {package}; {code}"],
             capture_output=True,
             text=True,
             check=True,

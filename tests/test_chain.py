@@ -180,9 +180,9 @@ def test_a_tampered_artifact_is_refused_by_name(hpml: Command, answer: dict[str,
 def test_the_entrypoint_of_the_containers_runs_the_same_stage(
     hpml: Command, answer: dict[str, Any], tmp_path: Path
 ) -> None:
-    """`python -m components STAGE` with the config and inputs of a step writes the same content."""
+    """`python -m hpml.components STAGE` with the config and inputs of a step writes the same content."""
     place = tmp_path / "dataset"
-    command = [sys.executable, "-m", "components", "prepare", "--config", '{"source": "digits"}']
+    command = [sys.executable, "-m", "hpml.components", "prepare", "--config", '{"source": "digits"}']
     done = subprocess.run([*command, "--out", str(place)], capture_output=True, text=True, timeout=100)
     assert done.returncode == 0, done.stderr
     assert json.loads(done.stdout)["digest"] == answer["steps"]["prepare"]["digest"]

@@ -160,9 +160,9 @@ def test_the_client_needs_no_torch(tmp_path: Path) -> None:
         "if not sys.argv[1:]:\n"
         "    import importlib, pipelines, pkgutil\n"
         "    for module in pkgutil.iter_modules(pipelines.__path__, 'pipelines.'):\n"
-        "        if module.name != 'pipelines.__main__': importlib.import_module(module.name)\n"
+        "        if module.name != 'hpml.pipelines.__main__': importlib.import_module(module.name)\n"
         "    sys.exit()\n"
-        "from pipelines.__main__ import main\n"
+        "from hpml.pipelines.__main__ import main\n"
         "main(sys.argv[1:])\n"
     )
     recipe = tmp_path / "mine.yaml"

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from components import hardware
+from hpml.core import hardware
 from tests.gpu import __main__ as gpu
 
 ROOT = Path(__file__).resolve().parents[1]

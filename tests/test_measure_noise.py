@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from components.measurements import (
-    CoreState,
+from hpml.artifacts.core_state import CoreState
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import (
     EngineFigures,
     EngineSettings,
-    Interval,
     MeasurementsSpec,
     PairedRatio,
     StateFigures,

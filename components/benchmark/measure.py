@@ -6,21 +6,23 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from components.artifacts import Artifact, DatasetSpec, EngineSpec, build_of
-from components.benchmark.accuracy import paired_accuracies
-from components.benchmark.environment import describe
-from components.benchmark.figures import best_fp32, figures, timings
-from components.benchmark.paired import AtBatch1, pairs
-from components.benchmark.protocol import batch_sizes
-from components.benchmark.resources import resource_figures
-from components.benchmark.samples import write_samples
-from components.benchmark.stage import BenchmarkConfig
-from components.benchmark.subjects import EngineSubject
-from components.benchmark.timed import Timed, time_subjects
-from components.contract import Output, Result
-from components.errors import ConfigInvalid, StageFailed
-from components.images import load_split, to_x_nchw
-from components.measurements import EngineFigures, MeasurementsSpec
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.engine import EngineSpec, build_of
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
+from hpml.core.contract import Output, Result
+from hpml.core.errors import ConfigInvalid, StageFailed
+from hpml.measuring.accuracy import paired_accuracies
+from hpml.measuring.bench import batch_sizes
+from hpml.measuring.config import BenchmarkConfig
+from hpml.measuring.figures import best_fp32, figures, timings
+from hpml.measuring.machine.environment import describe
+from hpml.measuring.paired import AtBatch1, pairs
+from hpml.measuring.resources import resource_figures
+from hpml.measuring.samples import write_samples
+from hpml.measuring.subjects import EngineSubject
+from hpml.measuring.timed import Timed, time_subjects
+from hpml.tasks.images import load_split, to_x_nchw
 
 _POOL_IMAGES = 64  # test images that the requests cycle through, more where a batch needs more
 
@@ -30,7 +32,7 @@ Engines = Mapping[str, Artifact[EngineSpec]]
 def measure(
     config: BenchmarkConfig, engines: Engines, data: Artifact[DatasetSpec], out: Output
 ) -> Result[MeasurementsSpec]:
-    """Time all built engines and describe all; see `components.benchmark.stage.run`."""
+    """Time all built engines and describe all; see `hpml.components.benchmark.stage.run`."""
     built = _built(config.reference, engines)
     environment = describe()
     inputs = out.scratch / "inputs.npz"

@@ -12,9 +12,9 @@ from typing import Literal
 
 import torch
 
-from components.ceilings.gemm import Precision
-from components.ceilings.rounds import NotMeasurable, Probe, Timed
-from components.measurements import BandwidthPoint, GemmPoint
+from hpml.artifacts.ceilings import BandwidthPoint, GemmPoint
+from hpml.components.ceilings.gemm import Precision
+from hpml.components.ceilings.rounds import NotMeasurable, Probe, Timed
 
 _GO_S = 0.002  # one go takes at least
 _WARM_UPS = 3

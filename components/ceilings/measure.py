@@ -11,17 +11,17 @@ from functools import partial
 
 import torch
 
-from components import hardware, memory
-from components.benchmark.stage import Quiet
-from components.benchmark.watch import Slice, Watch
-from components.ceilings import bandwidth, gpu
-from components.ceilings.gemm import Series, torch_series
-from components.ceilings.memory_levels import MemoryLevels
-from components.ceilings.rounds import Point, Probe, prepare, rates_by_round
-from components.ceilings.stability import figure
-from components.ceilings.stage import CeilingsConfig
-from components.contract import Output, Result
-from components.measurements import BandwidthPoint, CeilingsSpec, GemmPoint
+from hpml.artifacts.ceilings import BandwidthPoint, CeilingsSpec, GemmPoint
+from hpml.components.ceilings import bandwidth, gpu
+from hpml.components.ceilings.config import CeilingsConfig
+from hpml.components.ceilings.gemm import Series, torch_series
+from hpml.components.ceilings.memory_levels import MemoryLevels
+from hpml.components.ceilings.rounds import Point, Probe, prepare, rates_by_round
+from hpml.components.ceilings.stability import figure
+from hpml.core import hardware, memory
+from hpml.core.contract import Output, Result
+from hpml.measuring.config import Quiet
+from hpml.measuring.machine.watch import Slice, Watch
 
 Measured = tuple[Point, list[float]]  # a point and its rate in each round
 
@@ -30,7 +30,7 @@ _MEMORY_SHARE = 0.25  # of what is left, for the working sets
 
 
 def measure(config: CeilingsConfig, out: Output) -> Result[CeilingsSpec]:
-    """Measure and judge all points; see `components.ceilings.stage.run`."""
+    """Measure and judge all points; see `hpml.components.ceilings.stage.run`."""
     watch = Watch(Quiet())
     before = watch.snapshot()
     threads = sorted(set(config.threads or (1, out.threads)))
@@ -121,7 +121,7 @@ def _cpu_probes(config: CeilingsConfig, cpus: Sequence[int]) -> Iterator[list[Pr
 def _onnx_series(threads: int) -> Iterator[Series]:
     """What ONNX Runtime multiplies with; none where it is not installed, as the facts of the hardware say."""
     if _onnxruntime() != _ABSENT:
-        from components.ceilings.onnx_gemm import onnx_series
+        from hpml.components.ceilings.onnx_gemm import onnx_series
 
         yield from onnx_series(threads)
 

@@ -14,7 +14,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from components.ceilings.gemm import Product, Series
+from hpml.components.ceilings.gemm import Product, Series
 
 _LIBRARY = "onnxruntime (MLAS)"
 _TOLD_BY_EVERY_VERSION = {"opset": 17, "ir": 9}
@@ -46,7 +46,7 @@ def _product(operator: str, left: type, right: type, size: int, threads: int) ->
 
 
 def _session(operator: str, left: type, right: type, size: int, threads: int) -> Any:
-    """A session of c = a x b, with the options that engines have (components/targets/onnx_session.py)."""
+    """A session of c = a x b, with the options that engines have (hpml/targets/onnx_session.py)."""
     answer = np.float32 if left is np.float32 else np.int32
     graph = helper.make_graph(
         [helper.make_node(operator, ["a", "b"], ["c"])],

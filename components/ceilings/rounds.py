@@ -15,8 +15,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from components.errors import HpmlError
-from components.measurements import BandwidthPoint, GemmPoint
+from hpml.artifacts.ceilings import BandwidthPoint, GemmPoint
+from hpml.core.errors import HpmlError
 
 MIN_ROUNDS = 5
 _VISIT_S = 0.005  # for each point in each round, at least

@@ -6,8 +6,8 @@ import math
 import statistics
 from collections.abc import Sequence
 
-from components.benchmark.statistics import student_t
-from components.measurements import Interval
+from hpml.artifacts.interval import Interval
+from hpml.measuring.statistics import student_t
 
 _LEVEL = 0.975  # of Student's t: two sides of 95 %
 

@@ -2,37 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field
-
-from components.contract import Config, Output, Result
-from components.hardware import usable_cpus
-from components.measurements import CeilingsSpec
-
-Threads = Annotated[int, Field(ge=1, le=1024)]
-GemmSize = Annotated[int, Field(ge=32, le=32_768, multiple_of=8)]  # int8 on a GPU wants whole eights
-
-
-class CeilingsConfig(Config):
-    """What is measured, and when a figure is stable enough to be quoted. The defaults take about 15 s."""
-
-    threads: tuple[Threads, ...] | None = Field(default=None, min_length=1)  # null: 1, and all of the step
-    gemm_sizes: tuple[GemmSize, ...] = (64, 128, 256, 512, 1024, 2048)
-    gpu_gemm_sizes: tuple[GemmSize, ...] = (256, 1024, 4096, 8192)
-    rounds: int = Field(default=7, ge=5, le=1000)  # in each, every point is measured once, in random order
-    max_spread: float = Field(
-        default=0.10, gt=0, le=10
-    )  # of the rounds; a point that exceeds it is not quoted
-    time_budget_s: float = Field(default=15.0, gt=0)  # no new round after it, once 5 are done
-    seed: int = Field(default=0, ge=0)  # of the order of the points
-
-    def unmet(self) -> str:
-        """Why this machine cannot run so many threads side by side; empty if it can."""
-        most = max(self.threads or (1,))
-        if most > usable_cpus():
-            return f"ceilings.threads has {most}, this machine has {usable_cpus()} CPUs to use"
-        return ""
+from hpml.artifacts.ceilings import CeilingsSpec
+from hpml.components.ceilings.config import CeilingsConfig
+from hpml.core.contract import Output, Result
 
 
 def run(config: CeilingsConfig, *, out: Output) -> Result[CeilingsSpec]:
@@ -41,6 +13,6 @@ def run(config: CeilingsConfig, *, out: Output) -> Result[CeilingsSpec]:
     Where a ceiling is not stable on a busy machine the result is incomplete: it is used, and measured again
     the next time.
     """
-    from components.ceilings.measure import measure
+    from hpml.components.ceilings.measure import measure
 
     return measure(config, out)

@@ -6,11 +6,11 @@ from typing import TYPE_CHECKING, Annotated, Union
 
 from pydantic import Discriminator
 
-from components.compress.base import DoesNotApply, Method, Network
-from components.compress.distill import Distill
-from components.compress.prune import Prune
-from components.compress.quantize import Quantize
-from components.contract import BareName
+from hpml.components.compress.base import DoesNotApply, Method, Network
+from hpml.components.compress.distill import Distill
+from hpml.components.compress.prune import Prune
+from hpml.components.compress.quantize import Quantize
+from hpml.core.contract import BareName
 
 METHODS: dict[str, type[Method]] = {
     "prune": Prune,

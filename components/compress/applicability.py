@@ -11,11 +11,11 @@ from collections.abc import Iterable
 
 import torch
 
-from components import models
-from components.artifacts import ArchitectureSpec
-from components.compress import AnyMethod, DoesNotApply, Method
-from components.contract import validate
-from components.errors import HpmlError
+from hpml import models
+from hpml.artifacts.model import ArchitectureSpec
+from hpml.components.compress import AnyMethod, DoesNotApply, Method
+from hpml.core.contract import validate
+from hpml.core.errors import HpmlError
 
 # Which layers a network has does not depend on these, and the data is not read yet.
 _IN_CHANNELS, _CLASSES = 3, 10

@@ -6,9 +6,12 @@ from abc import ABC, abstractmethod
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from components.artifacts import Artifact, DatasetSpec, InputSpec, QuantizationSpec
-from components.contract import Config, Output
-from components.errors import ConfigInvalid
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.model import QuantizationSpec
+from hpml.artifacts.model_input import InputSpec
+from hpml.core.contract import Config, Output
+from hpml.core.errors import ConfigInvalid
 
 if TYPE_CHECKING:
     from torch import nn

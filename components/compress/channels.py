@@ -15,14 +15,16 @@ import torch
 import torch_pruning
 from torch import Tensor, nn
 
-from components.artifacts import Artifact, DatasetSpec, InputSpec
-from components.compress.base import DoesNotApply
-from components.compress.layers import is_within, require_layers, require_prunable
-from components.compress.prune import Prune
-from components.compress.rows import stratified_rows
-from components.errors import ConfigInvalid, HpmlError
-from components.images import batches, load_split, to_x_nchw
-from components.models.channel_plan import SIZES
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.model_input import InputSpec
+from hpml.components.compress.base import DoesNotApply
+from hpml.components.compress.criteria import Criteria
+from hpml.components.compress.layers import is_within, require_layers, require_prunable
+from hpml.components.compress.rows import stratified_rows
+from hpml.core.errors import ConfigInvalid, HpmlError
+from hpml.models.channel_plan import SIZES
+from hpml.tasks.images import batches, load_split, to_x_nchw
 
 Scorer = Callable[[Any], Tensor]  # the importance of the channels of a group of Torch-Pruning
 
@@ -47,7 +49,9 @@ class Group:
         return sorted(place + block * size for block in range(self.blocks) for place in removed)
 
 
-def remove_channels(network: nn.Module, config: Prune, spec: InputSpec, data: Artifact[DatasetSpec]) -> None:
+def remove_channels(
+    network: nn.Module, config: Criteria, spec: InputSpec, data: Artifact[DatasetSpec]
+) -> None:
     """Prune `network` in place.
 
     Raises DoesNotApply if it holds layers that cannot be pruned or does not run with fewer channels, and
@@ -99,7 +103,7 @@ def _trace(network: nn.Module, example: Tensor) -> Any:
 
 
 def _importance(
-    network: nn.Module, graph: Any, config: Prune, spec: InputSpec, data: Artifact[DatasetSpec]
+    network: nn.Module, graph: Any, config: Criteria, spec: InputSpec, data: Artifact[DatasetSpec]
 ) -> Scorer:
     """What scores the channels of a group, float (channels,)."""
     if config.importance == "taylor":
@@ -125,7 +129,7 @@ def _taylor_importance(graph: Any, changes: dict[nn.Module, Tensor]) -> Scorer:
 
 
 def _logit_changes(
-    network: nn.Module, config: Prune, spec: InputSpec, data: Artifact[DatasetSpec]
+    network: nn.Module, config: Criteria, spec: InputSpec, data: Artifact[DatasetSpec]
 ) -> dict[nn.Module, Tensor]:
     """By layer, the squared change of the logits without each of its channels, to first order, over images.
 
@@ -157,7 +161,7 @@ def _logit_changes(
     return changes
 
 
-def _groups(network: nn.Module, graph: Any, config: Prune, importance: Scorer) -> list[Group]:
+def _groups(network: nn.Module, graph: Any, config: Criteria, importance: Scorer) -> list[Group]:
     """The groups that may lose channels: not those of the network's output, nor of excluded layers."""
     excluded = {layer for name, layer in network.named_modules() if is_within(name, config.excluded_layers)}
     found = []
@@ -185,7 +189,7 @@ def _blocks(group: Any) -> int:
     )
 
 
-def _kept(groups: list[Group], config: Prune) -> list[int]:
+def _kept(groups: list[Group], config: Criteria) -> list[int]:
     """How many channels each group keeps: a multiple of `round_to` and of its blocks, never none."""
     share = 1 - config.channels
     if config.ranking == "uniform":

@@ -7,10 +7,11 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from components.artifacts import Artifact, DatasetSpec
-from components.compress.base import Method, Network
-from components.contract import Output
-from components.training.config import Hyperparameters
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.folder import Artifact
+from hpml.components.compress.base import Method, Network
+from hpml.core.contract import Output
+from hpml.training.config import Hyperparameters
 
 if TYPE_CHECKING:
     from torch import nn
@@ -27,8 +28,8 @@ class Distill(Hyperparameters, Method):
         self, network: Network, teacher: nn.Module, data: Artifact[DatasetSpec], out: Output
     ) -> Network:
         """The network, fine-tuned; resumes from checkpoints in `out.scratch`."""
-        from components.training.loop import fit
-        from components.training.losses import DistillationLoss
+        from hpml.training.loop import fit
+        from hpml.training.losses import DistillationLoss
 
         fitted = fit(
             network.module,

@@ -7,9 +7,9 @@ from collections.abc import Iterable
 
 from torch import nn
 
-from components.compress.base import DoesNotApply
-from components.errors import ConfigInvalid
-from components.models.channel_plan import SIZES
+from hpml.components.compress.base import DoesNotApply
+from hpml.core.errors import ConfigInvalid
+from hpml.models.channel_plan import SIZES
 
 
 def require_layers(network: nn.Module, names: Iterable[str], *, where: str) -> None:

@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from components.artifacts import Artifact, DatasetSpec, QuantizationSpec
-from components.compress.base import Method, Network
-from components.contract import Output
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.model import QuantizationSpec
+from hpml.components.compress.base import Method, Network
+from hpml.core.contract import Output
 
 if TYPE_CHECKING:
     from torch import nn
@@ -32,8 +34,8 @@ class Quantize(Method):
         self, network: Network, teacher: nn.Module, data: Artifact[DatasetSpec], out: Output
     ) -> Network:
         """The network with its quantization spec. Raises ConfigInvalid for an unknown excluded layer."""
-        from components.compress.layers import require_layers
-        from components.compress.rows import stratified_rows
+        from hpml.components.compress.layers import require_layers
+        from hpml.components.compress.rows import stratified_rows
 
         require_layers(network.module, self.excluded_layers, where="quantize.excluded_layers")
         return replace(

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from components.artifacts import Artifact, DatasetSpec
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.folder import Artifact
 
 
 def stratified_rows(data: Artifact[DatasetSpec], count: int, seed: int) -> tuple[int, ...]:

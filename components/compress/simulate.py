@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor, nn
 
-from components.artifacts import QuantizationSpec
-from components.compress.layers import is_within
-from components.images import batches
+from hpml.artifacts.model import QuantizationSpec
+from hpml.components.compress.layers import is_within
+from hpml.tasks.images import batches
 
 PERCENTILE = 99.999  # of the calibrated values, as ONNX Runtime's percentile calibration has it
 _BINS = 2048

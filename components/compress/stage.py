@@ -5,10 +5,13 @@ from __future__ import annotations
 import json
 from typing import TYPE_CHECKING
 
-from components.artifacts import Artifact, DatasetSpec, ModelSpec, write_text_atomic
-from components.compress import AnyMethod, DoesNotApply, Network
-from components.contract import Output, Result
-from components.errors import StageFailed
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.model import ModelSpec
+from hpml.components.compress import AnyMethod, DoesNotApply, Network
+from hpml.core.atomic_files import write_text_atomic
+from hpml.core.contract import Output, Result
+from hpml.core.errors import StageFailed
 
 if TYPE_CHECKING:
     from torch import nn
@@ -29,7 +32,7 @@ def run(
     method before it did not build, the artifact says so and holds none. Raises StageFailed if it does not
     rebuild exactly.
     """
-    from components import models
+    from hpml import models
 
     if model.spec.status == "not built":
         return _not_built(config, model.spec, model.spec.reason)
@@ -73,8 +76,8 @@ def _not_built(config: AnyMethod, model: ModelSpec, reason: str) -> Result[Model
 
 def _describe(config: AnyMethod, model: ModelSpec, after: Network) -> ModelSpec:
     """The manifest of the compressed network; its channel plan starts from the architecture as built."""
-    from components import models
-    from components.models.channel_plan import channel_plan, layer_sizes
+    from hpml import models
+    from hpml.models.channel_plan import channel_plan, layer_sizes
 
     built = models.rebuild(model.model_copy(update={"channel_plan": None}))
     parameters, macs = models.count(after.module, model.input)
@@ -94,7 +97,7 @@ def _require_equal(
 ) -> None:
     import torch
 
-    from components.images import load_split, to_x_nchw
+    from hpml.tasks.images import load_split, to_x_nchw
 
     images_nhwc, _ = load_split(data, "test")
     x_nchw = torch.from_numpy(to_x_nchw(images_nhwc[:32], spec.input))
@@ -113,9 +116,9 @@ def _accuracy_top1(network: nn.Module, data: Artifact[DatasetSpec], spec: ModelS
     """Top-1 on the test split, in simulated int8 if the network is to be quantized."""
     import torch
 
-    from components.compress.simulate import simulate_int8
-    from components.images import load_split, to_x_nchw, top1_accuracy
-    from components.training.loop import evaluate
+    from hpml.components.compress.simulate import simulate_int8
+    from hpml.tasks.images import load_split, to_x_nchw, top1_accuracy
+    from hpml.training.loop import evaluate
 
     if spec.quantization:
         images_nhwc, _ = load_split(data, "train")

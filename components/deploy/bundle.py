@@ -13,18 +13,14 @@ from typing import Any
 import numpy as np
 from pydantic import JsonValue
 
-from components import pictures
-from components.artifacts import (
-    Artifact,
-    BundleSpec,
-    EngineSpec,
-    PictureSpec,
-    RegistrationSpec,
-    copy_files,
-)
-from components.contract import Output, Result
-from components.deploy import standalone, triton_repository
-from components.deploy.contents import (
+from hpml.artifacts.bundle import BundleSpec
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact, copy_files
+from hpml.artifacts.model_input import PictureSpec
+from hpml.artifacts.registration import RegistrationSpec
+from hpml.components.deploy import standalone, triton_repository
+from hpml.components.deploy.config import DeployConfig
+from hpml.components.deploy.contents import (
     GOLDEN,
     GOLDEN_PICTURES,
     OUTPUT,
@@ -35,21 +31,22 @@ from components.deploy.contents import (
     TRITON_SCRIPT,
     Contents,
 )
-from components.deploy.readme import readme
-from components.deploy.stage import DeployConfig
-from components.deploy.triton import config_pbtxt
-from components.errors import GateFailed, StageFailed
-from components.goals import DECISION_FILE, DecisionRecord
-from components.images import to_x_nchw
-from components.targets import TARGETS
-from components.targets.base import Session
+from hpml.components.deploy.readme import readme
+from hpml.components.deploy.triton import config_pbtxt
+from hpml.core.contract import Output, Result
+from hpml.core.errors import GateFailed, StageFailed
+from hpml.measuring.goals import DECISION_FILE, DecisionRecord
+from hpml.targets import TARGETS
+from hpml.targets.base import Session
+from hpml.tasks import pictures
+from hpml.tasks.images import to_x_nchw
 
 _NOT_SERVED = (DECISION_FILE, "test_logits.npy")  # of the engine artifact: what led to its choice
 
 # Runs the bundle's own script as if neither torch nor this project were installed.
 _CLEAN = """\
 import runpy, sys
-for name in ("torch", "components", "mlflow"):
+for name in ("torch", "hpml", "mlflow"):
     sys.modules[name] = None
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
@@ -59,7 +56,7 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 def write_bundle(
     config: DeployConfig, engine: Artifact[EngineSpec], version: Artifact[RegistrationSpec], out: Output
 ) -> Result[BundleSpec]:
-    """See `components.deploy.stage.run`."""
+    """See `hpml.components.deploy.stage.run`."""
     decision = DecisionRecord.model_validate_json(engine.file(DECISION_FILE).read_text())
     if version.spec.engine_digest != decision.engine_digest:
         raise StageFailed(
@@ -217,7 +214,7 @@ def _providers(contents: Contents) -> list[Any]:
     """How ONNX Runtime has to run the engine; empty where another runtime does."""
     if not contents.is_standalone:
         return []
-    from components.targets.onnx_session import PROVIDERS
+    from hpml.targets.onnx_session import PROVIDERS
 
     providers: Any = PROVIDERS[contents.spec.identity["device"]]
     return list(providers)

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from components.artifacts import Artifact, EngineSpec, PictureSpec, RegistrationSpec
-from components.deploy.stage import DeployConfig
-from components.goals import DecisionRecord
-from components.measurements import EngineSettings
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.measurements import EngineSettings
+from hpml.artifacts.model_input import PictureSpec
+from hpml.artifacts.registration import RegistrationSpec
+from hpml.components.deploy.config import DeployConfig
+from hpml.measuring.goals import DecisionRecord
 
 SCRIPT = "bundle.py"
 GOLDEN = {"images": "golden_images_nhwc.npy", "x": "golden_x_nchw.npy", "logits": "golden_logits.npy"}
-PICTURES = "pictures.py"  # a copy of components/pictures.py
+PICTURES = "pictures.py"  # a copy of hpml/tasks/pictures.py
 GOLDEN_PICTURES = {"folder": "golden_pictures", "logits": "golden_picture_logits.npy"}
 TRITON_SCRIPT = "triton_repository.py"
 REQUIREMENTS = "requirements.txt"

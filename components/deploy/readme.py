@@ -5,7 +5,8 @@ from __future__ import annotations
 import textwrap
 from pathlib import Path
 
-from components.deploy.contents import (
+from hpml.artifacts.interval import Interval
+from hpml.components.deploy.contents import (
     GOLDEN,
     OUTPUT,
     PICTURES,
@@ -15,8 +16,7 @@ from components.deploy.contents import (
     TRITON_SCRIPT,
     Contents,
 )
-from components.goals import COMPLETION
-from components.measurements import Interval
+from hpml.measuring.goals import COMPLETION
 
 
 def readme(contents: Contents) -> str:
@@ -165,9 +165,9 @@ The project that built the engine (`pip install hpml-pipeline`) loads it, on the
 import json
 from pathlib import Path
 import numpy as np
-from components.artifacts import EngineSpec
-from components.images import to_x_nchw
-from components.targets import TARGETS
+from hpml.artifacts.folder import EngineSpec
+from hpml.tasks.images import to_x_nchw
+from hpml.targets import TARGETS
 
 spec = EngineSpec.model_validate(json.loads(Path("bundle.json").read_text())["engine"])
 target = TARGETS[spec.target["target"]].model_validate(spec.target)

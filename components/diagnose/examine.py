@@ -9,31 +9,28 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from components import hardware
-from components.artifacts import Artifact, DatasetSpec, EngineSpec, build_of
-from components.contract import Output, Result, validate
-from components.diagnose.facts import Facts, Peer, why_not_measured
-from components.diagnose.layers import Profile
-from components.diagnose.roofs import Device, Judged, Roofs, model_bound, share_of_roof, total
-from components.diagnose.rules import findings
-from components.diagnose.stage import DiagnoseConfig
-from components.diagnose.verdict import verdict
-from components.errors import HpmlError, Terminated
-from components.images import load_split, to_x_nchw
-from components.measurements import (
-    CeilingsSpec,
-    CoreState,
-    DiagnosisSpec,
-    EngineDiagnosis,
-    EngineFigures,
-    LayerFigures,
-    MeasurementsSpec,
-)
-from components.targets import AnyTarget
-from components.targets.tensorrt import GRAPH
+from hpml.artifacts.ceilings import CeilingsSpec
+from hpml.artifacts.core_state import CoreState
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.diagnosis import DiagnosisSpec, EngineDiagnosis, LayerFigures
+from hpml.artifacts.engine import EngineSpec, build_of
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
+from hpml.components.diagnose.config import DiagnoseConfig
+from hpml.components.diagnose.facts import Facts, Peer, why_not_measured
+from hpml.components.diagnose.layers import Profile
+from hpml.components.diagnose.roofs import Device, Judged, Roofs, model_bound, share_of_roof, total
+from hpml.components.diagnose.rules import findings
+from hpml.components.diagnose.verdict import verdict
+from hpml.core import hardware
+from hpml.core.contract import Output, Result, validate
+from hpml.core.errors import HpmlError, Terminated
+from hpml.targets import AnyTarget
+from hpml.targets.tensorrt import GRAPH
+from hpml.tasks.images import load_split, to_x_nchw
 
 if TYPE_CHECKING:
-    from components.targets.tensorrt_engine import PlanSession
+    from hpml.targets.tensorrt_engine import PlanSession
 
 _IMAGES = 32  # distinct test images that the requests cycle through
 _LAUNCHES_ONLY = (
@@ -52,7 +49,7 @@ def examine(
     data: Artifact[DatasetSpec],
     out: Output,
 ) -> Result[DiagnosisSpec]:
-    """Diagnose all engines; see `components.diagnose.stage.run`."""
+    """Diagnose all engines; see `hpml.components.diagnose.stage.run`."""
     roofs: dict[tuple[Device, int], Roofs] = {}
     diagnoses = {}
     notes = []
@@ -138,17 +135,17 @@ def _profiled(
     target: AnyTarget = validate(AnyTarget, engine.spec.target, where="the target of the engine")
     session = target.load(engine.path, engine.spec, threads=threads)  # refuses what this machine cannot run
     if target.target == "eager":
-        from components.diagnose import torch_profile
+        from hpml.components.diagnose import torch_profile
 
         return torch_profile.profile(session, x_nchw, threads=threads, config=config)
     if target.target == "tensorrt":
-        from components.diagnose import tensorrt_profile
+        from hpml.components.diagnose import tensorrt_profile
 
         return tensorrt_profile.profile(
             cast("PlanSession", session), engine.path / GRAPH, engine.spec.input, x_nchw, config=config
         )
-    from components.diagnose import onnx_profile
-    from components.targets.onnx_session import single_requests
+    from hpml.components.diagnose import onnx_profile
+    from hpml.targets.onnx_session import single_requests
 
     file, requests = engine.path / engine.spec.file, single_requests({engine.spec.input.name: x_nchw})
     return onnx_profile.profile(file, requests, threads=threads, config=config, scratch=out.scratch)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
-from components.artifacts import EngineSpec
-from components.diagnose.layers import Profile
-from components.diagnose.roofs import Bound, Device, Judged
-from components.measurements import CoreState, EngineFigures, MeasurementsSpec
+from hpml.artifacts.core_state import CoreState
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
+from hpml.components.diagnose.layers import Profile
+from hpml.components.diagnose.roofs import Bound, Device, Judged
 
 # Work that the ceilings allow to be done in less: starting a kernel and waking its threads takes as long.
 _TINY_US = 2.0

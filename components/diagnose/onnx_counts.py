@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from components.diagnose.layers import Role
+from hpml.components.diagnose.layers import Role
 
 Shape = tuple[int, ...]
 

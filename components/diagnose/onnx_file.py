@@ -8,14 +8,17 @@ from typing import Any
 
 import numpy as np
 
-from components.contract import validate
-from components.diagnose import onnx_profile
-from components.diagnose.examine import above_roof, diagnosis_of, facts_of_file
-from components.diagnose.roofs import Roofs
-from components.diagnose.stage import DiagnoseConfig
-from components.measurements import CeilingsSpec, CoreState, EngineDiagnosis, EngineFigures
-from components.process import serve
-from components.targets.onnx_session import single_requests
+from hpml.artifacts.ceilings import CeilingsSpec
+from hpml.artifacts.core_state import CoreState
+from hpml.artifacts.diagnosis import EngineDiagnosis
+from hpml.artifacts.measurements import EngineFigures
+from hpml.components.diagnose import onnx_profile
+from hpml.components.diagnose.config import DiagnoseConfig
+from hpml.components.diagnose.examine import above_roof, diagnosis_of, facts_of_file
+from hpml.components.diagnose.roofs import Roofs
+from hpml.core.contract import validate
+from hpml.core.process import serve
+from hpml.targets.onnx_session import single_requests
 
 # Remedies that a recipe has otherwise.
 _REMEDIES = {

@@ -10,9 +10,9 @@ from pathlib import Path
 import onnx
 from onnx import helper
 
-from components.artifacts import InputSpec
-from components.diagnose import onnx_counts
-from components.diagnose.onnx_counts import Node, Shape
+from hpml.artifacts.model_input import InputSpec
+from hpml.components.diagnose import onnx_counts
+from hpml.components.diagnose.onnx_counts import Node, Shape
 
 # What leaves a weight a weight: it reaches its node by way of these.
 _PASS_WEIGHTS_ON = frozenset({"QuantizeLinear", "DequantizeLinear", "Cast", "Identity", "Transpose"})

@@ -21,12 +21,12 @@ import onnx
 import onnxruntime
 from onnx import TensorProto, helper, numpy_helper
 
-from components.diagnose import onnx_counts
-from components.diagnose.layers import Layer, Precision, Profile, requests_within, typical_us
-from components.diagnose.onnx_counts import Node, Shape
-from components.diagnose.stage import DiagnoseConfig
-from components.errors import disk_full_explained
-from components.targets.onnx_session import PROVIDERS, Feeds, OnnxSession, latencies_ms, session_options
+from hpml.components.diagnose import onnx_counts
+from hpml.components.diagnose.config import DiagnoseConfig
+from hpml.components.diagnose.layers import Layer, Precision, Profile, requests_within, typical_us
+from hpml.components.diagnose.onnx_counts import Node, Shape
+from hpml.core.errors import disk_full_explained
+from hpml.targets.onnx_session import PROVIDERS, Feeds, OnnxSession, latencies_ms, session_options
 
 _EVENT = "_kernel_time"
 _EMPTY_KERNELS = 16

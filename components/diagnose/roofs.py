@@ -9,8 +9,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from components.diagnose.layers import Layer
-from components.measurements import CeilingsSpec, Roof
+from hpml.artifacts.ceilings import CeilingsSpec, Roof
+from hpml.components.diagnose.layers import Layer
 
 Bound = Literal["compute", "memory", "overhead"]
 Device = Literal["cpu", "cuda"]

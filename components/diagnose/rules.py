@@ -9,9 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from components.diagnose.facts import Facts, is_tiny, time_of
-from components.diagnose.roofs import Judged, share_of_roof
-from components.measurements import Finding, Interval
+from hpml.artifacts.diagnosis import Finding
+from hpml.artifacts.interval import Interval
+from hpml.components.diagnose.facts import Facts, is_tiny, time_of
+from hpml.components.diagnose.roofs import Judged, share_of_roof
 
 # A finding has to be worth a reader's time: shares of a request below these are not mentioned.
 WORTH_IT = 0.05

@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-from pydantic import Field
-
-from components.artifacts import Artifact, DatasetSpec, EngineSpec
-from components.contract import Config, Output, Result
-from components.measurements import CeilingsSpec, DiagnosisSpec, MeasurementsSpec
-
-
-class DiagnoseConfig(Config):
-    """How the layers are timed, at batch 1."""
-
-    requests: int = Field(default=200, ge=10, le=10_000)  # profiled, of each engine, at most
-    seconds: float = Field(default=0.8, gt=0, le=600)  # of profiling an engine, beyond its first 10 requests
-    layers: int = Field(default=40, ge=1, le=10_000)  # kept of each engine, the slowest
+from hpml.artifacts.ceilings import CeilingsSpec
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.diagnosis import DiagnosisSpec
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.measurements import MeasurementsSpec
+from hpml.components.diagnose.config import DiagnoseConfig
+from hpml.core.contract import Output, Result
 
 
 def run(
@@ -31,7 +26,7 @@ def run(
     An engine that cannot be diagnosed is in the result with the reason. Without ceilings layers are timed,
     and nothing is said of what would be possible.
     """
-    from components.diagnose.examine import examine
+    from hpml.components.diagnose.examine import examine
 
     roofs = ceilings.spec if ceilings else CeilingsSpec(hardware={}, bandwidths=(), gemms=())
     return examine(config, engines, measured.spec, roofs, data, out)

@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.artifacts import InputSpec
-from components.diagnose import onnx_nodes
-from components.diagnose.layers import Layer, Precision, Profile, Role, requests_within, typical_us
-from components.diagnose.onnx_nodes import GraphNode
-from components.diagnose.stage import DiagnoseConfig
-from components.errors import StageFailed
+from hpml.artifacts.model_input import InputSpec
+from hpml.components.diagnose import onnx_nodes
+from hpml.components.diagnose.config import DiagnoseConfig
+from hpml.components.diagnose.layers import Layer, Precision, Profile, Role, requests_within, typical_us
+from hpml.components.diagnose.onnx_nodes import GraphNode
+from hpml.core.errors import StageFailed
 
 if TYPE_CHECKING:
-    from components.targets.tensorrt_engine import PlanSession
+    from hpml.targets.tensorrt_engine import PlanSession
 
 _WARMUP = 10
 _LEAST_REQUESTS = 10

@@ -14,11 +14,11 @@ from torch.nn.modules.module import register_module_forward_hook, register_modul
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
-from components.diagnose.layers import Layer, Precision, Profile, requests_within, typical_us
-from components.diagnose.stage import DiagnoseConfig
+from hpml.components.diagnose.config import DiagnoseConfig
+from hpml.components.diagnose.layers import Layer, Precision, Profile, requests_within, typical_us
 
 if TYPE_CHECKING:
-    from components.targets import Session
+    from hpml.targets import Session
 
 _WARMUP = 3
 _LEAST_REQUESTS = 10

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from components.diagnose.facts import Facts
-from components.diagnose.roofs import share_of_roof
-from components.diagnose.rules import WORTH_IT, Found, milliseconds, percent
+from hpml.components.diagnose.facts import Facts
+from hpml.components.diagnose.roofs import share_of_roof
+from hpml.components.diagnose.rules import WORTH_IT, Found, milliseconds, percent
 
 
 def verdict(facts: Facts, found: tuple[Found, ...]) -> str:

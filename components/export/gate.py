@@ -7,8 +7,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from components.images import top1_accuracy
-from components.targets import Tolerance
+from hpml.targets import Tolerance
+from hpml.tasks.images import top1_accuracy
 
 
 @dataclass(frozen=True)

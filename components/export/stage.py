@@ -7,15 +7,18 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from components.artifacts import Artifact, DatasetSpec, EngineSpec, ModelSpec
-from components.contract import Output, Result
-from components.targets import TOLERANCES, AnyTarget, Built, NotBuilt
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.model import ModelSpec
+from hpml.core.contract import Output, Result
+from hpml.targets import TOLERANCES, AnyTarget, Built, NotBuilt
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from components.targets import Target
+    from hpml.targets import Target
 
 GOLDEN_ROWS = 16
 
@@ -79,9 +82,9 @@ class _Truth:
         """That of `model` on `data`."""
         import numpy as np
 
-        from components import models
-        from components.images import load_split, to_x_nchw
-        from components.training.loop import evaluate
+        from hpml import models
+        from hpml.tasks.images import load_split, to_x_nchw
+        from hpml.training.loop import evaluate
 
         images_nhwc, labels = load_split(data, "test")
         logits = evaluate(models.load(model), data, model.spec.input)
@@ -103,8 +106,8 @@ class _Examination:
         """The engine in `folder`, and there what it says of the golden samples and of the test split."""
         import numpy as np
 
-        from components.export.gate import compare, objections
-        from components.images import predict_split
+        from hpml.components.export.gate import compare, objections
+        from hpml.tasks.images import predict_split
 
         files = (file for file in folder.iterdir() if file.is_file() and file.name not in built.companions)
         spec = self.unbuilt.model_copy(

@@ -17,8 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol, Self
 
-from components.artifacts import new_folder_beside
-from components.errors import StageFailed
+from hpml.core.atomic_files import new_folder_beside
+from hpml.core.errors import StageFailed
 
 CHUNK_BYTES = 2**20
 HEADER_BYTES = 2**20  # more than any honest header of a tar member takes, padding included

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from components.errors import ConfigInvalid, StageFailed
-from components.images import batches
-from components.prepare.splits import Split
+from hpml.components.prepare.splits import Split
+from hpml.core.errors import ConfigInvalid, StageFailed
+from hpml.tasks.images import batches
 
 CHUNK_ROWS = 1024
 

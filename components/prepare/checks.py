@@ -11,8 +11,8 @@ from typing import NoReturn
 import numpy as np
 from numpy.typing import NDArray
 
-from components.errors import StageFailed
-from components.prepare.splits import Split
+from hpml.components.prepare.splits import Split
+from hpml.core.errors import StageFailed
 
 SHOWN = 10
 _DUPLICATES_SHOWN = 3  # groups, and places in each: a group has several names

@@ -13,8 +13,8 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components.errors import StageFailed
-from components.prepare.sources.base import Images
+from hpml.components.prepare.sources.base import Images
+from hpml.core.errors import StageFailed
 
 SHAPE_CHW = (3, 32, 32)
 PIXELS = 3 * 32 * 32

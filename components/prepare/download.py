@@ -8,9 +8,9 @@ import urllib.request
 from pathlib import Path
 from typing import IO
 
-from components.contract import Output
-from components.errors import StageFailed, Unavailable
-from components.prepare.user_files import sha256_of
+from hpml.components.prepare.user_files import sha256_of
+from hpml.core.contract import Output
+from hpml.core.errors import StageFailed, Unavailable
 
 TIMEOUT_S = 60
 MOST_BYTES = 4 * 2**30

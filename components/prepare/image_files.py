@@ -14,15 +14,15 @@ from typing import NoReturn, TypeVar
 import numpy as np
 from PIL import ExifTags, Image
 
-from components import pictures
-from components.artifacts import PictureSpec
-from components.contract import Output
-from components.errors import StageFailed
-from components.prepare.arrays import new_images_file
-from components.prepare.checks import refuse
-from components.prepare.image_folders import ImageFolder, LabelledFile, list_images
-from components.prepare.picture_facts import FORMATS, MODES, MOST_PIXELS, POLICY, facts_of
-from components.prepare.sources.base import Images, Preview
+from hpml.artifacts.model_input import PictureSpec
+from hpml.components.prepare.arrays import new_images_file
+from hpml.components.prepare.checks import refuse
+from hpml.components.prepare.image_folders import ImageFolder, LabelledFile, list_images
+from hpml.components.prepare.picture_facts import FORMATS, MODES, MOST_PIXELS, POLICY, facts_of
+from hpml.components.prepare.sources.base import Images, Preview
+from hpml.core.contract import Output
+from hpml.core.errors import StageFailed
+from hpml.tasks import pictures
 
 PROGRESS_EVERY = 500  # images
 MOST_LOOKED_AT = 2_000  # images of which a preview reads the header

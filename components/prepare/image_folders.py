@@ -6,9 +6,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from components import regular_files
-from components.errors import StageFailed
-from components.prepare.checks import refuse
+from hpml.components.prepare.checks import refuse
+from hpml.core import regular_files
+from hpml.core.errors import StageFailed
 
 SPLIT_NAMES = {"train", "test"}
 LOOKS_LIKE_A_SPLIT = SPLIT_NAMES | {"val", "validation"}

@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from components import memory
-from components.errors import StageFailed
-from components.images import batches
-from components.prepare.archive import Limits, most_bytes
-from components.prepare.checks import refuse
-from components.prepare.sources.base import Images, Preview
+from hpml.components.prepare.archive import Limits, most_bytes
+from hpml.components.prepare.checks import refuse
+from hpml.components.prepare.sources.base import Images, Preview
+from hpml.core import memory
+from hpml.core.errors import StageFailed
+from hpml.tasks.images import batches
 
 SPLIT = {"x_train", "y_train", "x_test", "y_test"}
 TRAIN_ONLY = {"x_train", "y_train"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from components.errors import StageFailed
+from hpml.core.errors import StageFailed
 
 if TYPE_CHECKING:
     from importlib.resources.abc import Traversable

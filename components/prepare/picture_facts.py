@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from components import pictures
-from components.artifacts import PictureSpec
+from hpml.artifacts.model_input import PictureSpec
+from hpml.tasks import pictures
 
 FORMATS = ("PNG", "JPEG")
 MOST_PIXELS = 50_000_000  # of one picture; a file of a few kilobytes can claim billions

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-from components.prepare.sources.base import Images
+from hpml.components.prepare.sources.base import Images
 
 
 @dataclass(frozen=True)

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from components.artifacts import DatasetSpec, SplitSpec
-from components.contract import Output, Result
-from components.prepare.sources import AnySource, Loaded
+from hpml.artifacts.dataset import DatasetSpec, SplitSpec
+from hpml.components.prepare.sources import AnySource, Loaded
+from hpml.core.contract import Output, Result
 
 if TYPE_CHECKING:
-    from components.prepare.splits import Split
+    from hpml.components.prepare.splits import Split
 
 
 def run(config: AnySource, *, out: Output) -> Result[DatasetSpec]:
@@ -18,7 +18,7 @@ def run(config: AnySource, *, out: Output) -> Result[DatasetSpec]:
     Raises StageFailed that lists the offending rows if the data breaks the contract (see `checks`), and
     ConfigInvalid if `image_size` is smaller than the images.
     """
-    from components.prepare import arrays, checks, picture_facts
+    from hpml.components.prepare import arrays, checks, picture_facts
 
     loaded = config.load(out)
     classes = len(loaded.class_names)
@@ -66,7 +66,7 @@ def run(config: AnySource, *, out: Output) -> Result[DatasetSpec]:
 
 def _split(loaded: Loaded, *, test_fraction: float, seed: int) -> dict[str, Split]:
     """The source's own splits, or two made from its one."""
-    from components.prepare.splits import Split, stratified, whole
+    from hpml.components.prepare.splits import Split, stratified, whole
 
     if loaded.test is not None:
         return {"train": whole(loaded.train), "test": whole(loaded.test)}
@@ -79,8 +79,8 @@ def _tell_left_out(names: tuple[str, ...], out: Output) -> tuple[str, ...]:
 
     What a system put there comes and goes as the folder is looked at, and should not make another dataset.
     """
-    from components.prepare.checks import counted
-    from components.prepare.image_folders import is_litter
+    from hpml.components.prepare.checks import counted
+    from hpml.components.prepare.image_folders import is_litter
 
     if names:
         out.note(f"left out, as no images: {counted(names, 'file')}")

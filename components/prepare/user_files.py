@@ -11,10 +11,11 @@ import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
-from components import regular_files, storage
-from components.contract import Output, canonical_json
-from components.errors import StageFailed
-from components.storage import S3Uri
+from hpml.core import regular_files
+from hpml.core.contract import Output, canonical_json
+from hpml.core.errors import StageFailed
+from hpml.io import storage
+from hpml.io.storage import S3Uri
 
 UserPath = S3Uri | Path
 
@@ -84,7 +85,7 @@ def open_folder(given: UserPath, out: Output) -> Path:
 
     Raises StageFailed if the archive is damaged or hostile, or there is nothing at the URI; Unavailable.
     """
-    from components.prepare.archive import extract
+    from hpml.components.prepare.archive import extract
 
     path = here(given, out)
     if path.is_dir():

@@ -6,11 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from pydantic import ValidationError
 
-from components import hardware
-from components.contract import Config, canonical_json
-from components.core_states import latency_in, matched, same_mixture
-from components.goals import Goals, describe, is_better, objective_interval
-from components.measurements import CoreState, EngineFigures, Interval, MeasurementsSpec
+from hpml.artifacts.core_state import CoreState
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
+from hpml.core import hardware
+from hpml.core.contract import Config, canonical_json
+from hpml.measuring.core_states import latency_in, matched, same_mixture
+from hpml.measuring.goals import Goals, describe, is_better, objective_interval
 
 STANDING_TAG = "hpml.standing"
 

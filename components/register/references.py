@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from components import tracking
+from hpml.io import tracking
 
 DIGEST_TAG, MEASUREMENTS_TAG = "hpml.engine_digest", "hpml.measurements_digest"
 FILE_TAG = "hpml.file_sha256"  # of what the runtime opens

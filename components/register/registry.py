@@ -20,11 +20,12 @@ from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
 from mlflow.types import Schema, TensorSpec
 
-from components import tracking
-from components.artifacts import MANIFEST, Artifact, EngineSpec, copy_files
-from components.errors import ConfigInvalid
-from components.register.champion import Standing, judge
-from components.register.references import DIGEST_TAG, FILE_TAG
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import MANIFEST, Artifact, copy_files
+from hpml.components.register.champion import Standing, judge
+from hpml.components.register.references import DIGEST_TAG, FILE_TAG
+from hpml.core.errors import ConfigInvalid
+from hpml.io import tracking
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient

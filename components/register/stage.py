@@ -2,29 +2,18 @@
 
 from __future__ import annotations
 
-from typing import Annotated
-
-from pydantic import Field, StringConstraints
-
-from components.artifacts import Artifact, EngineSpec, RegistrationSpec
-from components.contract import Config, Output, Result, canonical_json
-from components.core_states import mixture
-from components.errors import ConfigInvalid, StageFailed
-from components.goals import COMPLETION, DECISION_FILE, DecisionRecord
-from components.measurements import Interval, MeasurementsSpec
-from components.register.champion import STANDING_TAG, Standing, conditions
-from components.register.references import FILE_TAG, MEASUREMENTS_TAG
-
-# Without a dot: "hpml." and "mlflow." begin the names of others.
-_TagName = Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_ -]{0,99}$")]
-
-
-class RegisterConfig(Config):
-    """How the chosen engine is registered."""
-
-    # The recipe's name if empty. Also a folder name in the bundle.
-    model_name: str = Field(default="", pattern=r"^([A-Za-z0-9_][A-Za-z0-9._-]{0,63})?$")
-    tags: dict[_TagName, str] = Field(default_factory=dict)  # added to the version: {"team": "vision"}
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import MeasurementsSpec
+from hpml.artifacts.registration import RegistrationSpec
+from hpml.components.register.champion import STANDING_TAG, Standing, conditions
+from hpml.components.register.config import RegisterConfig
+from hpml.components.register.references import FILE_TAG, MEASUREMENTS_TAG
+from hpml.core.contract import Output, Result, canonical_json
+from hpml.core.errors import ConfigInvalid, StageFailed
+from hpml.measuring.core_states import mixture
+from hpml.measuring.goals import COMPLETION, DECISION_FILE, DecisionRecord
 
 
 def run(
@@ -41,7 +30,7 @@ def run(
     Raises ConfigInvalid if the model has no name, StageFailed if `engine` was chosen from other measurements
     than `measured`, and Unavailable if the registry does not answer.
     """
-    from components.register.registry import Entry, register
+    from hpml.components.register.registry import Entry, register
 
     if not config.model_name:
         raise ConfigInvalid("the model has no name to be registered under", fix="set register.model_name")

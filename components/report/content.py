@@ -10,12 +10,17 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from components.artifacts import Artifact, DatasetSpec, EngineSpec, ModelSpec
-from components.contract import validate
-from components.errors import StageFailed
-from components.goals import Decision, Goals, decide
-from components.measurements import CeilingsSpec, DiagnosisSpec, EngineFigures, MeasurementsSpec
-from components.page.over_time import LatencyOverTime, latency_over_time
+from hpml.artifacts.ceilings import CeilingsSpec
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.diagnosis import DiagnosisSpec
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
+from hpml.artifacts.model import ModelSpec
+from hpml.core.contract import validate
+from hpml.core.errors import StageFailed
+from hpml.measuring.goals import Decision, Goals, decide
+from hpml.reporting.over_time import LatencyOverTime, latency_over_time
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

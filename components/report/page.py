@@ -6,14 +6,20 @@ import traceback
 from collections.abc import Callable
 from xml.etree.ElementTree import Element
 
-from components.artifacts import EngineSpec
-from components.errors import Terminated
-from components.goals import COMPLETION, Goals, Verdict
-from components.measurements import EngineFigures, Interval
-from components.page.ceilings import ceilings_section
-from components.page.colours import colour_classes, colour_of_training
-from components.page.costs import condition_facts, costs_section
-from components.page.elements import (
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import EngineFigures
+from hpml.components.report import charts
+from hpml.components.report.content import Content
+from hpml.components.report.sections.accuracy import accuracy_detail_section
+from hpml.components.report.sections.diagnosis import diagnosis_section
+from hpml.components.report.sections.scenarios import scenarios_section
+from hpml.core.errors import Terminated
+from hpml.measuring.goals import COMPLETION, Goals, Verdict
+from hpml.reporting.ceilings import ceilings_section
+from hpml.reporting.colours import colour_classes, colour_of_training
+from hpml.reporting.costs import condition_facts, costs_section
+from hpml.reporting.elements import (
     HALF_PX,
     breakable,
     definitions,
@@ -26,9 +32,9 @@ from components.page.elements import (
     table,
     value_text,
 )
-from components.page.format import ABSENT, TIMES, bounds, duration, megabytes, percent, plain, sentence
-from components.page.markup import Child, node
-from components.page.measured import (
+from hpml.reporting.format import ABSENT, TIMES, bounds, duration, megabytes, percent, plain, sentence
+from hpml.reporting.markup import Child, node
+from hpml.reporting.measured import (
     engine_cell,
     figure_cell,
     in_each_state,
@@ -36,12 +42,7 @@ from components.page.measured import (
     over_the_mixture,
     state_facts,
 )
-from components.page.over_time import over_time_section
-from components.report import charts
-from components.report.content import Content
-from components.report.sections.accuracy import accuracy_detail_section
-from components.report.sections.diagnosis import diagnosis_section
-from components.report.sections.scenarios import scenarios_section
+from hpml.reporting.over_time import over_time_section
 
 _CEILINGS = "What this machine can do at most"
 _OBJECTIVES = {

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
-from components.artifacts import Artifact, DatasetSpec, EngineSpec, ModelSpec, ReportSpec
-from components.contract import Output, Result
-from components.goals import Goals
-from components.measurements import CeilingsSpec, DiagnosisSpec, MeasurementsSpec
+from hpml.artifacts.ceilings import CeilingsSpec
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.diagnosis import DiagnosisSpec
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.measurements import MeasurementsSpec
+from hpml.artifacts.model import ModelSpec
+from hpml.artifacts.report import ReportSpec
+from hpml.core.contract import Output, Result
+from hpml.measuring.goals import Goals
 
 
 def run(
@@ -24,6 +30,6 @@ def run(
     engines: named "variant/target". models: what each method made, named "variant method", and "base". What
     is missing, and a part that cannot be drawn, is left out with a note in its place.
     """
-    from components.report.write import write_report
+    from hpml.components.report.write import write_report
 
     return write_report(config, measured, engines, models, data, ceilings, diagnosis, out)

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from components.goals import COMPLETION
-from components.measurements import EngineFigures, MeasurementsSpec
-from components.page.costs import undisturbed
-from components.page.format import ABSENT, TIMES, bounds, megabytes, percent, plain, sentence
-from components.page.measured import by_state, over_the_mixture, settings_of, why_absent
+from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
+from hpml.measuring.goals import COMPLETION
+from hpml.reporting.costs import undisturbed
+from hpml.reporting.format import ABSENT, TIMES, bounds, megabytes, percent, plain, sentence
+from hpml.reporting.measured import by_state, over_the_mixture, settings_of, why_absent
 
 _COLUMNS = ("engine", "settings", "verdict", "top-1", "p50, ms", "p99, ms", "speed-up", "size")
 

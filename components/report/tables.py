@@ -9,8 +9,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from typing import Any
 
-from components.measurements import CoreState, EngineFigures, Interval
-from components.report.content import Content
+from hpml.artifacts.core_state import CoreState
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import EngineFigures
+from hpml.components.report.content import Content
 
 INTERVALS = (
     "accuracy_top1",

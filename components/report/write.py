@@ -4,13 +4,19 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from components.artifacts import Artifact, DatasetSpec, EngineSpec, ModelSpec, ReportSpec
-from components.contract import Output, Result
-from components.goals import Goals
-from components.measurements import CeilingsSpec, DiagnosisSpec, MeasurementsSpec
-from components.report.content import gather
-from components.report.page import page, title_of
-from components.report.tables import figures_csv, figures_json
+from hpml.artifacts.ceilings import CeilingsSpec
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.diagnosis import DiagnosisSpec
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.measurements import MeasurementsSpec
+from hpml.artifacts.model import ModelSpec
+from hpml.artifacts.report import ReportSpec
+from hpml.components.report.content import gather
+from hpml.components.report.page import page, title_of
+from hpml.components.report.tables import figures_csv, figures_json
+from hpml.core.contract import Output, Result
+from hpml.measuring.goals import Goals
 
 
 def write_report(
@@ -23,7 +29,7 @@ def write_report(
     diagnosis: Artifact[DiagnosisSpec] | None,
     out: Output,
 ) -> Result[ReportSpec]:
-    """Write `report.html`, `figures.json` and `figures.csv`; see `components.report.stage.run`."""
+    """Write `report.html`, `figures.json` and `figures.csv`; see `hpml.components.report.stage.run`."""
     content = gather(
         goals, measured, engines, models, data, ceilings=ceilings, diagnosis=diagnosis, left_out=out.left_out
     )

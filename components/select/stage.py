@@ -2,18 +2,14 @@
 
 from __future__ import annotations
 
-from components.artifacts import Artifact, EngineSpec, copy_engine, write_text_atomic
-from components.contract import Output, Result
-from components.errors import GateFailed, StageFailed
-from components.goals import (
-    DECISION_FILE,
-    Decision,
-    DecisionRecord,
-    Goals,
-    decide,
-    objective_interval,
-)
-from components.measurements import EngineFigures, Interval, MeasurementsSpec
+from hpml.artifacts.engine import EngineSpec, copy_engine
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
+from hpml.core.atomic_files import write_text_atomic
+from hpml.core.contract import Output, Result
+from hpml.core.errors import GateFailed, StageFailed
+from hpml.measuring.goals import DECISION_FILE, Decision, DecisionRecord, Goals, decide, objective_interval
 
 
 def run(

@@ -7,14 +7,17 @@ import json
 import torch
 from torch import nn
 
-from components import models
-from components.artifacts import ArchitectureSpec, Artifact, DatasetSpec, InputSpec, ModelSpec
-from components.contract import Output, Result
-from components.errors import ConfigInvalid, HpmlError
-from components.models.limits import BUILD_S, time_limit
-from components.train.stage import TrainConfig
-from components.training.loop import fit
-from components.training.weights import load_into
+from hpml import models
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.model import ArchitectureSpec, ModelSpec
+from hpml.artifacts.model_input import InputSpec
+from hpml.components.train.config import TrainConfig
+from hpml.core.contract import Output, Result
+from hpml.core.errors import ConfigInvalid, HpmlError
+from hpml.models.limits import BUILD_S, time_limit
+from hpml.training.loop import fit
+from hpml.training.weights import load_into
 
 
 def train(config: TrainConfig, data: Artifact[DatasetSpec], out: Output) -> Result[ModelSpec]:

@@ -1,6 +1,6 @@
 """Be one node of a training on several: torchrun, with an exit code that says whether another try could help.
 
-    python -m components.train.node -m components train ...
+    python -m hpml.components.train.node -m hpml.components train ...
 
 Options of torchrun come from the environment (PET_NNODES, PET_RDZV_ENDPOINT and so on), as training operators
 set it. torchrun itself ends with 1 whatever happened. Here the exit code is that of the worker that failed
@@ -17,7 +17,7 @@ import sys
 from collections.abc import Sequence
 from typing import NoReturn
 
-from components.errors import ExitCode
+from hpml.core.errors import ExitCode
 
 PASSING = {ExitCode.UNAVAILABLE, ExitCode.INTERRUPTED, ExitCode.TERMINATED}
 

@@ -10,12 +10,14 @@ import time
 from pathlib import Path
 from typing import Any
 
-from components.artifacts import Artifact, DatasetSpec, ModelSpec, open_artifact
-from components.contract import Events, Output, Result, validate
-from components.errors import HpmlError, StageFailed, explained
-from components.process import die_with_parent
-from components.train.stage import TrainConfig
-from components.training.distributed import parent, rank, run_workers
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.folder import Artifact, open_artifact
+from hpml.artifacts.model import ModelSpec
+from hpml.components.train.config import TrainConfig
+from hpml.core.contract import Events, Output, Result, validate
+from hpml.core.errors import HpmlError, StageFailed, explained
+from hpml.core.process import die_with_parent
+from hpml.training.distributed import parent, rank, run_workers
 
 
 def train_in_workers(config: TrainConfig, data: Artifact[DatasetSpec], out: Output) -> Result[ModelSpec]:
@@ -82,7 +84,7 @@ def main() -> None:
 
 
 def _train(task: dict[str, Any], folder: Path) -> Result[ModelSpec]:
-    from components.train.local import train
+    from hpml.components.train.local import train
 
     config: TrainConfig = validate(TrainConfig, task["config"], where="the config of train")
     data = open_artifact(Path(task["data"]), kind="dataset", verify=False)  # its starter has verified it

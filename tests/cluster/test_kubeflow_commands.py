@@ -19,10 +19,11 @@ from typing import Any
 import boto3
 import pytest
 
-from components.artifacts import read_manifest
-from components.executor_input import HTML, METRICS, OUT, SUMMARY
-from pipelines import pods, recipe
-from pipelines.kubeflow import compile_pipeline
+from hpml.artifacts.folder import read_manifest
+from hpml.components.executor_input import HTML, METRICS, OUT, SUMMARY
+from hpml.pipelines import recipe
+from hpml.pipelines.cluster import pods
+from hpml.pipelines.kubeflow.compile import compile_pipeline
 from tests.kubeflow_launcher import Kubeflow, Task
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from components import storage
-from pipelines import pods
-from pipelines.cluster import StageNeeds
-from pipelines.kube import PODS, Namespace, connect
+from hpml.io import storage
+from hpml.pipelines.cluster import pods
+from hpml.pipelines.cluster.client import PODS, Namespace, connect
+from hpml.pipelines.cluster.config import StageNeeds
 from tests.cluster.access import ROOT, Workspace, kubectl, run_script, wait_until
 from tests.cluster.test_pytorchjob import Training, store, weights, weights_of_local_run
 
@@ -24,7 +24,7 @@ __all__ = ["store", "weights_of_local_run"]  # fixtures
 # Fetches the input to the disk of its pod, runs the step, uploads what it wrote.
 AROUND = """
 import pathlib, subprocess, sys
-from components import storage
+from hpml.io import storage
 storage.fetch(sys.argv[1], pathlib.Path("/tmp/minio/data"))
 code = subprocess.run(sys.argv[3:]).returncode
 if not code:
@@ -61,7 +61,13 @@ def test_two_nodes_train_what_two_processes_train(
 ) -> None:
     training = Training("hpml", store, "as-kubeflow")
     settings = training.settings
-    launcher = ["python", "-m", "pipelines.pytorchjob", "--cluster", settings.model_dump_json()]
+    launcher = [
+        "python",
+        "-m",
+        "hpml.pipelines.operators.pytorchjob",
+        "--cluster",
+        settings.model_dump_json(),
+    ]
     step = ["train", "--config", json.dumps(training.config), "--names", '{"data": "prepare"}']
     step += ["--scratch", training.scratch, "--threads", "1", "--executor-input", json.dumps(EXECUTOR_INPUT)]
     template: dict[str, Any] = pods.pod_template(

@@ -12,8 +12,8 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelines import pods
-from pipelines.cluster import ClusterConfig
+from hpml.pipelines.cluster import pods
+from hpml.pipelines.cluster.config import ClusterConfig
 from tests.cluster.access import (
     CPU_IMAGE,
     NAMESPACE,

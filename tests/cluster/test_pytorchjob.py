@@ -22,12 +22,12 @@ from typing import Any
 import pytest
 from kubernetes.utils import parse_quantity
 
-from components import storage
-from components.artifacts import MANIFEST, read_manifest
-from pipelines import pods
-from pipelines.cluster import ClusterConfig, StageNeeds
-from pipelines.kube import JOBS, PODS, connect
-from pipelines.pytorchjob import PyTorchJobs
+from hpml.artifacts.folder import MANIFEST, read_manifest
+from hpml.io import storage
+from hpml.pipelines.cluster import pods
+from hpml.pipelines.cluster.client import JOBS, PODS, connect
+from hpml.pipelines.cluster.config import ClusterConfig, StageNeeds
+from hpml.pipelines.operators.pytorchjob import PyTorchJobs
 from tests.cluster.access import CLIENT_IMAGE, CPU_IMAGE, Workspace, kubectl, kubectl_json, wait_until
 
 Json = dict[str, Any]
@@ -60,7 +60,7 @@ def weights_of_local_run(store: str) -> str:
 
 
 def run_stage(*arguments: str) -> None:
-    command = [sys.executable, "-m", "components", *arguments]
+    command = [sys.executable, "-m", "hpml.components", *arguments]
     answer = subprocess.run(command, capture_output=True, text=True, check=False)
     assert answer.returncode == 0, answer.stderr
 
@@ -133,7 +133,7 @@ class Training:
         return [
             "python",
             "-m",
-            "pipelines.pytorchjob",
+            "hpml.pipelines.operators.pytorchjob",
             *own,
             "train",
             *rest,
@@ -162,7 +162,7 @@ class Training:
     def kill_worker(self, number: int) -> None:
         """SIGKILL, which leaves no time to save anything."""
         pod = f"{self.job}-worker-{number}"
-        kubectl("-n", self.namespace, "exec", pod, "--", *killing("-u -m components train"))
+        kubectl("-n", self.namespace, "exec", pod, "--", *killing("-u -m hpml.components train"))
 
     def evict(self, pod: str) -> None:
         path = f"/api/v1/namespaces/{self.namespace}/pods/{pod}/eviction"
@@ -425,7 +425,9 @@ def test_when_its_launcher_is_killed_the_next_one_goes_on_with_the_job(
         [before] = subject.jobs()
         workers = {pod["metadata"]["uid"] for pod in subject.workers()}
         first = launcher.pod()
-        kubectl("-n", subject.namespace, "exec", first, "--", *killing("-m pipelines.pytorchjob"))
+        kubectl(
+            "-n", subject.namespace, "exec", first, "--", *killing("-m hpml.pipelines.operators.pytorchjob")
+        )
         second = wait_until(lambda: launcher.pod() not in ("", first) and launcher.pod(), "another launcher")
         wait_until(lambda: "going on with it" in launcher.text(second), "the second has found the job")
         assert [job["metadata"]["uid"] for job in subject.jobs()] == [before["metadata"]["uid"]]

@@ -14,8 +14,8 @@ from typing import Any
 import boto3
 import pytest
 
-from components import hardware
-from components.tracking import ensure_store
+from hpml.core import hardware
+from hpml.io.tracking import ensure_store
 from tests.components.fake_nvml import FakeNvml
 
 

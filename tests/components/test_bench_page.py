@@ -9,10 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components.measurements import MeasurementsSpec
-from components.page.bench import bench_page
-from components.page.format import sentence
-from components.page.over_time import latency_over_time, over_time_picture, read_over_time
+from hpml.artifacts.measurements import MeasurementsSpec
+from hpml.pipelines.pages.bench import bench_page
+from hpml.reporting.format import sentence
+from hpml.reporting.over_time import latency_over_time, over_time_picture, read_over_time
 from tests import measured_specs
 
 FACTS = {"command": "hpml bench a.onnx b.onnx"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from components import cgroup, hardware
+from hpml.core import cgroup, hardware
 
 
 @pytest.fixture

@@ -15,18 +15,22 @@ from typing import Any
 
 import pytest
 
-from components import container, hardware, patience
-from components.__main__ import STAGES, Job, about, arguments_of, main, parse, source_digest
-from components.artifacts import Artifact, DatasetSpec, ReportSpec, open_artifact, read_manifest
-from components.contract import Config, Output, Result, signature
-from components.errors import ConfigInvalid, GateFailed, StageFailed, Unavailable, UsageError
-from components.job import load_run
-from components.relay import EVENT_PREFIX
-from components.storage import fetch, upload
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.folder import Artifact, open_artifact, read_manifest
+from hpml.artifacts.report import ReportSpec
+from hpml.components.__main__ import STAGES, Job, about, arguments_of, main, parse, source_digest
+from hpml.core import hardware
+from hpml.core.contract import Config, Output, Result, signature
+from hpml.core.errors import ConfigInvalid, GateFailed, StageFailed, Unavailable, UsageError
+from hpml.io import patience
+from hpml.io.relay import EVENT_PREFIX
+from hpml.io.storage import fetch, upload
+from hpml.steps import container
+from hpml.steps.job import load_run
 from tests.components.conftest import Bucket
 
 CNN = {"architecture": "cnn", "arguments": {"width": 4}}
-ENTRYPOINT = [sys.executable, "-m", "components"]
+ENTRYPOINT = [sys.executable, "-m", "hpml.components"]
 
 
 def entrypoint(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -54,7 +58,7 @@ def error_of(done: subprocess.CompletedProcess[str]) -> str:
 
 @pytest.mark.parametrize("stage", STAGES)
 def test_a_job_comes_back_from_its_command_line(stage: str) -> None:
-    run = f"components.{stage}.stage:run"
+    run = f"hpml.components.{stage}.stage:run"
     inputs = {
         name: {"fp32/onnx": "s3://b/1", "int8=x/onnx"[:4]: "/2"} if many else f"s3://b/{name}"
         for name, many in signature(load_run(run)).inputs.items()

@@ -14,9 +14,10 @@ from google.protobuf import json_format
 from kfp.dsl.executor import create_artifact_instance
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-from components.artifacts import Artifact, DatasetSpec, open_artifact
-from components.errors import UsageError
-from components.executor_input import read_executor_input
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.folder import Artifact, open_artifact
+from hpml.components.executor_input import read_executor_input
+from hpml.core.errors import UsageError
 
 CNN = {"architecture": "cnn", "arguments": {"width": 4}}
 
@@ -105,7 +106,7 @@ def test_a_step_without_an_output_out_is_told() -> None:
 
 
 def run_step(*arguments: str) -> subprocess.CompletedProcess[str]:
-    command = [sys.executable, "-m", "components", *arguments, "--names", '{"data": "data"}']
+    command = [sys.executable, "-m", "hpml.components", *arguments, "--names", '{"data": "data"}']
     return subprocess.run(command, capture_output=True, text=True, timeout=300, env=dict(os.environ))
 
 

@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 
-from components import errors
-from components.artifacts import write_text_atomic
-from components.errors import ExitCode, StageFailed, disk_full, disk_full_explained, explained
-from components.tracking import Outbox, are_events
+from hpml.core import errors
+from hpml.core.atomic_files import write_text_atomic
+from hpml.core.errors import ExitCode, StageFailed, disk_full, disk_full_explained, explained
+from hpml.io.tracking import Outbox, are_events
 
 NO_SPACE = OSError(errno.ENOSPC, "No space left on device")
 

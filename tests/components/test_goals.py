@@ -9,9 +9,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.errors import StageFailed
-from components.goals import Goals, Objective, decide, is_better, objective_interval
-from components.measurements import EngineFigures, Interval, MeasurementsSpec, PairedRatio, Throughput
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec, PairedRatio, Throughput
+from hpml.core.errors import StageFailed
+from hpml.measuring.goals import Goals, Objective, decide, is_better, objective_interval
 
 
 def exactly(value: float) -> Interval:

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from components import hardware
-from components.benchmark import gpu
-from components.benchmark.energy import gpu_counter
-from components.export import stage as export
-from components.targets import TensorRT
-from pipelines.plan import Node
-from pipelines.provenance import Material, Surroundings, explain, material_of
+from hpml.components.export import stage as export
+from hpml.core import hardware
+from hpml.measuring.machine import gpu
+from hpml.measuring.machine.energy import gpu_counter
+from hpml.pipelines.engine.cache_keys import Material, Surroundings, explain, material_of
+from hpml.pipelines.plan import Node
+from hpml.targets import TensorRT
 from tests.components.fake_nvml import LIBRARY_AND_DRIVER_DIFFER, FakeNvml
 
 Install = Callable[..., FakeNvml]

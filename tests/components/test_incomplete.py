@@ -8,10 +8,11 @@ from pathlib import Path
 
 import pytest
 
-from components import container
-from components.artifacts import MANIFEST, Artifact, Manifest, ReportSpec, open_artifact, read_manifest
-from components.contract import Config, Events, Output, Result
-from components.job import Job, execute
+from hpml.artifacts.folder import MANIFEST, Artifact, Manifest, open_artifact, read_manifest
+from hpml.artifacts.report import ReportSpec
+from hpml.core.contract import Config, Events, Output, Result
+from hpml.steps import container
+from hpml.steps.job import Job, execute
 from tests.components.conftest import Bucket
 
 

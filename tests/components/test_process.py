@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components import process
-from components.benchmark.engine_process import EngineProcess
-from pipelines.forkserver import ForkServer
+from hpml.core import process
+from hpml.measuring.process.engine_process import EngineProcess
+from hpml.pipelines.executors.forkserver import ForkServer
 
 FAT_BYTES = 300_000_000
 
@@ -26,7 +26,7 @@ def fat() -> np.ndarray:
 
 def test_the_child_of_a_fat_parent_reports_its_own_peak(fat: np.ndarray) -> None:
     code = (
-        "import json, resource; from components.process import peak_rss_bytes as peak\n"
+        "import json, resource; from hpml.core.process import peak_rss_bytes as peak\n"
         "print(json.dumps([peak(), resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024]))"
     )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
@@ -39,7 +39,7 @@ def test_the_child_of_a_fat_parent_reports_its_own_peak(fat: np.ndarray) -> None
 def test_a_worker_of_the_benchmark_and_a_step_report_their_own(fat: np.ndarray, tmp_path: Path) -> None:
     with EngineProcess("small", tmp_path / "log") as worker:
         assert 0 < worker.ask("memory", "telling its memory")["peak_rss_bytes"] < FAT_BYTES
-    code = "from components.job import _peak_rss_bytes as peak; print(peak())"
+    code = "from hpml.steps.job import _peak_rss_bytes as peak; print(peak())"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert 0 < int(answer.stdout) < FAT_BYTES
 
@@ -59,7 +59,8 @@ def test_what_the_system_does_not_tell_is_not_measured(monkeypatch: pytest.Monke
 # What a step's process starts: a training worker (the environment as it is), and an engine to be measured.
 STEP = """
 import json, subprocess, sys
-from components import __main__, process
+from hpml.components import __main__
+from hpml.core import process
 __main__.main(["--about"])
 told = "import json, os; print(json.dumps(dict(os.environ)))"
 ask = lambda env: json.loads(subprocess.check_output([sys.executable, "-c", told], env=env))

@@ -13,9 +13,10 @@ from typing import Any
 
 import pytest
 
-from components import patience, step_tracking
-from components.step_tracking import Reported, StepTracking, reported
-from components.tracking import are_events, client
+from hpml.io import patience
+from hpml.io.tracking import are_events, client
+from hpml.steps import step_tracking
+from hpml.steps.step_tracking import Reported, StepTracking, reported
 from tests.components.conftest import Bucket
 
 NOWHERE = "http://user:hunter2@127.0.0.1:9"
@@ -219,7 +220,7 @@ def test_the_entrypoint_tracks_its_stage(uri: str, bucket: Bucket, tmp_path: Pat
     }
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "components", "prepare", "--config", '{"source": "digits"}'),
+            *(sys.executable, "-m", "hpml.components", "prepare", "--config", '{"source": "digits"}'),
             *("--out", str(tmp_path / "data")),
         ],
         env={**os.environ, **environment},
@@ -240,8 +241,8 @@ def test_the_entrypoint_tracks_its_stage(uri: str, bucket: Bucket, tmp_path: Pat
 def test_steps_that_start_at_the_same_moment_make_one_run(uri: str, tmp_path: Path) -> None:
     code = (
         "import sys, time; from pathlib import Path\n"
-        "from components import step_tracking\n"
-        "from components.step_tracking import Reported, StepTracking\n"
+        "from hpml.steps import step_tracking\n"
+        "from hpml.steps.step_tracking import Reported, StepTracking\n"
         "step_tracking._WAIT_S = 120.0\n"  # importing mlflow six times at once can be slow here
         "_, uri, step, folder = sys.argv\n"
         "what = Reported(uri, 'r1', 'quickstart', step, '', False)\n"

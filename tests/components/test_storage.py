@@ -17,9 +17,10 @@ from pathlib import Path
 
 import pytest
 
-from components import patience, storage
-from components.artifacts import ReportSpec, open_artifact, seal_artifact
-from components.errors import HpmlError, StageFailed, Unavailable, UsageError
+from hpml.artifacts.folder import open_artifact, seal_artifact
+from hpml.artifacts.report import ReportSpec
+from hpml.core.errors import HpmlError, StageFailed, Unavailable, UsageError
+from hpml.io import patience, storage
 from tests.components.conftest import Bucket
 from tests.conftest import LINEAGE
 
@@ -119,7 +120,7 @@ def test_a_killed_upload_leaves_no_manifest_and_is_completed_by_the_next(
     """The manifest comes last."""
     uri, written = f"{bucket.uri}/a", artifact(tmp_path / "a", files=150)
     code = (
-        "import sys; from pathlib import Path; from components import storage;"
+        "import sys; from pathlib import Path; from hpml.io import storage;"
         "print('ready', flush=True); storage.upload(Path(sys.argv[1]), sys.argv[2])"
     )
     sender = subprocess.Popen([sys.executable, "-c", code, str(written), uri], stdout=subprocess.PIPE)
@@ -378,9 +379,7 @@ def test_an_endpoint_that_is_none(url: str, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def test_importing_it_wakes_no_boto3() -> None:
-    code = (
-        "import sys, components.storage as s; s.exists('/x'); print({'boto3', 'botocore'} & set(sys.modules))"
-    )
+    code = "import sys, hpml.io.storage as s; s.exists('/x'); print({'boto3', 'botocore'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"
 

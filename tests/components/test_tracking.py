@@ -18,9 +18,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components import tracking
-from components.errors import Unavailable
-from components.tracking import (
+from hpml.core.errors import Unavailable
+from hpml.io import tracking
+from hpml.io.tracking import (
     Outbox,
     client,
     drain,
@@ -103,7 +103,7 @@ def test_what_was_sent_but_not_acknowledged_is_sent_again_and_counts_once(path: 
 @contextmanager
 def sending(path: Path, uri: str, *earlier: Path) -> Iterator[subprocess.Popen[str]]:
     """A sender in a process of its own."""
-    command = [sys.executable, "-m", "components.tracking", str(path), uri, *map(str, earlier)]
+    command = [sys.executable, "-m", "hpml.io.tracking", str(path), uri, *map(str, earlier)]
     sender = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     try:
         yield sender
@@ -365,7 +365,7 @@ def test_names_and_lengths_that_mlflow_does_not_allow_are_made_to_fit(path: Path
 def test_two_processes_may_be_the_first_to_use_a_store(tmp_path: Path) -> None:
     uri = f"sqlite:///{tmp_path / 'new' / 'mlflow.db'}"
     code = (
-        "import sys; from components.tracking import client, ensure_store\n"
+        "import sys; from hpml.io.tracking import client, ensure_store\n"
         "ensure_store(sys.argv[1]); client(sys.argv[1]).create_experiment(sys.argv[2])"
     )
     both = [
@@ -397,7 +397,7 @@ def test_a_deleted_store_is_another_store_and_gets_everything(path: Path, tmp_pa
     uri = f"sqlite:///{place / 'mlflow.db'}"
     assert store_identity(uri) == ""
     # A process that has the deleted file open cannot see the new one: SQLAlchemy keeps its connections.
-    again = [sys.executable, "-m", "components.tracking", str(path), uri]
+    again = [sys.executable, "-m", "hpml.io.tracking", str(path), uri]
     subprocess.run(again, check=True, timeout=120)
     assert store_identity(uri) not in ("", first)
     with sqlite3.connect(place / "mlflow.db") as store:
@@ -465,7 +465,7 @@ def test_a_damaged_note_of_what_was_sent_only_sends_it_again(path: Path, uri: st
 
 def test_the_identity_of_a_server_has_no_credentials_and_needs_no_mlflow() -> None:
     code = (
-        "import sys; from components.tracking import store_identity\n"
+        "import sys; from hpml.io.tracking import store_identity\n"
         "print(store_identity('https://user:hunter2@mlflow.example:5000/a'))\n"
         "assert 'mlflow' not in sys.modules"
     )

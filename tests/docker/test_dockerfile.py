@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
-from pipelines.cluster import FAMILIES
-from pipelines.pods import UID
+from hpml.pipelines.cluster.config import FAMILIES
+from hpml.pipelines.cluster.pods import UID
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -83,7 +83,7 @@ def test_bases_are_pinned_by_digest(arguments: dict[str, str], stages: dict[str,
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_family_of_a_recipe_has_an_image(stages: dict[str, Stage], family: str) -> None:
     assert last(stages, family, "USER") == f"{UID}:{UID}"
-    entrypoint = '["hpml"]' if family == "client" else '["python", "-m", "components"]'
+    entrypoint = '["hpml"]' if family == "client" else '["python", "-m", "hpml.components"]'
     assert last(stages, family, "ENTRYPOINT") == entrypoint
     environment = last(stages, family, "ENV") if family != "gpu" else last(stages, "runtime", "ENV")
     assert environment == last(stages, "runtime", "ENV")

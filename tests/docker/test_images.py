@@ -8,7 +8,7 @@ import subprocess
 
 import pytest
 
-from pipelines.pods import UID
+from hpml.pipelines.cluster.pods import UID
 
 ENGINE = next((name for name in ("podman", "docker") if shutil.which(name)), "")
 LARGEST_BYTES = {"client": 400e6, "cpu": 1.6e9}

@@ -23,7 +23,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 sys.path.insert(0, str(ROOT))  # nothing of ours is installed, and it may be started from anywhere
 
-from components import hardware  # noqa: E402
+from hpml.core import hardware  # noqa: E402
 
 TOTAL_S = 570.0  # "under 10 minutes"
 FAILED = 4

@@ -18,18 +18,12 @@ from typing import Any
 import numpy as np
 import torch
 
-from components import hardware, nvml
-from components.artifacts import (
-    Artifact,
-    DatasetSpec,
-    InputSpec,
-    Lineage,
-    SplitSpec,
-    open_artifact,
-    seal_artifact,
-)
-from components.contract import Config, signature
-from components.job import Job, execute, load_run
+from hpml.artifacts.dataset import DatasetSpec, SplitSpec
+from hpml.artifacts.folder import Artifact, Lineage, open_artifact, seal_artifact
+from hpml.artifacts.model_input import InputSpec
+from hpml.core import hardware, nvml
+from hpml.core.contract import Config, signature
+from hpml.steps.job import Job, execute, load_run
 
 try:
     import safetensors  # noqa: F401
@@ -106,7 +100,7 @@ def _lineage() -> Lineage:
 
 def stage(name: str, config: Config, place: Path, **inputs: Artifact[Any]) -> Artifact[Any]:
     """Run a stage of the pipeline as its container does, unless it has been."""
-    run = f"components.{name}.stage:run"
+    run = f"hpml.components.{name}.stage:run"
     if not place.exists():
         paths = {name: str(artifact.path) for name, artifact in inputs.items()}
         # One thread of a CPU: in bf16 several wait for each other by spinning, for minutes on a busy machine.
@@ -116,7 +110,7 @@ def stage(name: str, config: Config, place: Path, **inputs: Artifact[Any]) -> Ar
 
 def trained(folder: Path, device: str, precision: str = "fp32", workers: int = 1) -> Artifact[Any]:
     """A network trained in this precision: a ResNet-18 on a GPU, a small one on a CPU."""
-    from components.train.stage import TrainConfig
+    from hpml.components.train.config import TrainConfig
 
     model = (
         {"architecture": "resnet18"}
@@ -208,7 +202,7 @@ def training(precision: str, workers: int = 1) -> Callable[[Path, str], str]:
 
 def images(folder: Path, device: str) -> str:
     """A split that is kept on the GPU and one that is sent there batch by batch are the same."""
-    from components.training import image_set
+    from hpml.training import image_set
 
     if device == "cuda":
         _require_cuda()
@@ -230,7 +224,7 @@ def images(folder: Path, device: str) -> str:
 
 def exported(folder: Path, device: str, config: Config, name: str, model: Artifact[Any]) -> str:
     """An engine through its gate, and its latency at batch 1."""
-    from components.targets import Target
+    from hpml.targets import Target
 
     assert isinstance(config, Target)
     engine = stage("export", config, folder / name, model=model, data=data(folder, device))
@@ -252,16 +246,16 @@ def exported(folder: Path, device: str, config: Config, name: str, model: Artifa
 
 def eager(folder: Path, device: str) -> str:
     """torch itself as an engine, against the same network on the CPU."""
-    from components.targets import Eager
+    from hpml.targets import Eager
 
     return exported(folder, device, Eager(device=device), "eager", trained(folder, device))
 
 
 def peaks(folder: Path, device: str) -> str:
     """Bandwidths and matrix products, by the probes of `ceilings`."""
-    from components.ceilings import gpu
-    from components.ceilings.gemm import torch_series
-    from components.ceilings.rounds import prepare
+    from hpml.components.ceilings import gpu
+    from hpml.components.ceilings.gemm import torch_series
+    from hpml.components.ceilings.rounds import prepare
 
     if device == "cuda":
         _require_cuda()
@@ -282,8 +276,8 @@ def peaks(folder: Path, device: str) -> str:
 
 def clocks_energy(folder: Path, device: str) -> str:
     """What NVML says before and after some seconds of matrix products, and what those used."""
-    from components.benchmark import gpu
-    from components.benchmark.energy import gpu_counter
+    from hpml.measuring.machine import gpu
+    from hpml.measuring.machine.energy import gpu_counter
 
     with nvml.opened() as library:
         if library is None:
@@ -311,8 +305,8 @@ def clocks_energy(folder: Path, device: str) -> str:
 def onnxruntime(folder: Path, device: str) -> str:
     """ONNX Runtime, by its CUDA execution provider."""
     _require("onnx", "onnxscript", "onnxruntime")
-    from components.targets import Onnx
-    from components.targets.onnx_session import has_cuda
+    from hpml.targets import Onnx
+    from hpml.targets.onnx_session import has_cuda
 
     if device == "cuda" and not has_cuda():
         raise NotHere("this onnxruntime runs on CPUs only; pip install onnxruntime-gpu in its place")
@@ -323,7 +317,7 @@ def tensorrt(precision: str) -> Callable[[Path, str], str]:
     """A plan, built twice: the second time with the timings of the first in the cache."""
 
     def run(folder: Path, device: str) -> str:
-        from components.targets import TensorRT
+        from hpml.targets import TensorRT
 
         if missing := TensorRT().missing():
             raise NotHere("no tensorrt here" if "not installed" in missing else missing)
@@ -352,7 +346,7 @@ def tensorrt(precision: str) -> Callable[[Path, str], str]:
 
 
 def _quantized(folder: Path, device: str, model: Artifact[Any]) -> Artifact[Any]:
-    from components.compress.quantize import Quantize
+    from hpml.components.compress.quantize import Quantize
 
     inputs = {"model": model, "teacher": model, "data": data(folder, device)}
     return stage("compress", Quantize(), folder / "model-int8", **inputs)

@@ -13,8 +13,8 @@ import kubernetes_validate
 import pytest
 import yaml
 
-from pipelines import pods
-from pipelines.cluster import ClusterConfig
+from hpml.pipelines.cluster import pods
+from hpml.pipelines.cluster.config import ClusterConfig
 from tests.k8s.network import Peer, allowed, matches
 from tests.k8s.pod_security import PRIVILEGES, containers_of, violations
 

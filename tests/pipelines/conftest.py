@@ -14,11 +14,11 @@ sys.path.append(HERE)
 
 import noop_stages  # noqa: E402
 
-from pipelines import run_record  # noqa: E402
-from pipelines.execution import Execution, Settings  # noqa: E402
-from pipelines.local import Processes  # noqa: E402
-from pipelines.plan import Plan, Step, trace  # noqa: E402
-from pipelines.run_record import RunRecord, StepRecord  # noqa: E402
+from hpml.pipelines.engine import run_record  # noqa: E402
+from hpml.pipelines.engine.execution import Execution, Settings  # noqa: E402
+from hpml.pipelines.engine.run_record import RunRecord, StepRecord  # noqa: E402
+from hpml.pipelines.executors.process import Processes  # noqa: E402
+from hpml.pipelines.plan import Plan, Step, trace  # noqa: E402
 
 
 def processes() -> list[tuple[int, int, str]]:

@@ -12,7 +12,7 @@ from http.server import BaseHTTPRequestHandler
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
-from components.__main__ import about
+from hpml.components.__main__ import about
 from tests.pipelines.fake_cluster import FakeCluster, _chosen
 
 Json = dict[str, Any]

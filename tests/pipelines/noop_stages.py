@@ -11,9 +11,9 @@ import sys
 import time
 from typing import Literal
 
-from components.artifacts import Artifact
-from components.contract import Config, Output, Result
-from components.errors import GateFailed, StageFailed
+from hpml.artifacts.folder import Artifact
+from hpml.core.contract import Config, Output, Result
+from hpml.core.errors import GateFailed, StageFailed
 
 
 class NumberSpec(Config):

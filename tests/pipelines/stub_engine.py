@@ -70,7 +70,7 @@ def run(arguments: list[str]) -> int:
     if (FOLDER / "refuse").exists():
         print("Error: no space left on device", file=sys.stderr)
         return 125
-    child = subprocess.Popen([sys.executable, "-m", "components", *command], env=environment)
+    child = subprocess.Popen([sys.executable, "-m", "hpml.components", *command], env=environment)
     if name:
         (FOLDER / "containers").mkdir(exist_ok=True)
         (FOLDER / "containers" / name).write_text(str(child.pid))

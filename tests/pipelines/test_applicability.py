@@ -6,10 +6,10 @@ from pathlib import Path
 
 import pytest
 
-from components.errors import ExitCode
-from pipelines import recipe
-from pipelines.__main__ import main
-from pipelines.applicability import unbuildable
+from hpml.core.errors import ExitCode
+from hpml.pipelines import recipe
+from hpml.pipelines.__main__ import main
+from hpml.pipelines.preflight.applicability import unbuildable
 
 VIT = "{architecture: vit, arguments: {image_size: 8, dim: 16, depth: 1, heads: 2}}"
 
@@ -59,5 +59,5 @@ def test_a_users_own_network_is_looked_at_and_its_mistakes_are_left_to_training(
 def test_methods_that_apply_to_any_network_cost_nothing(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("pipelines.applicability._asked", lambda *_: pytest.fail("asked"))
+    monkeypatch.setattr("hpml.pipelines.preflight.applicability._asked", lambda *_: pytest.fail("asked"))
     assert unbuildable(recipe.load(write(tmp_path, "{fp32: [], int8: [quantize]}"))) == {}

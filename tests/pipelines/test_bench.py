@@ -15,26 +15,22 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components import memory
-from components.benchmark.record import BenchRecord, analysed, figures_csv, read_again, read_record
-from components.benchmark.rounds import Rounds
-from components.benchmark.samples import read_samples
-from components.benchmark.subjects import (
-    BundleSubject,
-    EngineSubject,
-    OnnxSubject,
-    ServerSubject,
-    TorchSubject,
-)
-from components.errors import ConfigInvalid, GateFailed, HpmlError, StageFailed, UsageError
-from components.export import stage as export
-from components.measurements import MeasurementsSpec
-from components.targets import Onnx
-from pipelines import bench, bench_tables, measurable, run_record
-from pipelines.__main__ import main
-from pipelines.measurable import Hints
-from pipelines.run_record import RunRecord, StepRecord
-from pipelines.store import Store
+from hpml.artifacts.measurements import MeasurementsSpec
+from hpml.components.export import stage as export
+from hpml.core import memory
+from hpml.core.errors import ConfigInvalid, GateFailed, HpmlError, StageFailed, UsageError
+from hpml.measuring.rounds import Rounds
+from hpml.measuring.samples import read_samples
+from hpml.measuring.subjects import BundleSubject, EngineSubject, OnnxSubject, ServerSubject, TorchSubject
+from hpml.pipelines.__main__ import main
+from hpml.pipelines.commands import bench, measurable
+from hpml.pipelines.commands.bench_record import BenchRecord, analysed, figures_csv, read_again, read_record
+from hpml.pipelines.commands.measurable import Hints
+from hpml.pipelines.engine import run_record
+from hpml.pipelines.engine.run_record import RunRecord, StepRecord
+from hpml.pipelines.engine.store import Store
+from hpml.pipelines.terminal import bench_tables
+from hpml.targets import Onnx
 from tests.small_subjects import (
     MODEL_OF_THE_USER,
     inference_server,
@@ -531,7 +527,7 @@ def test_what_a_busy_machine_leaves_is_written_and_told(models: Path, tmp_path: 
     """No slice can pass limits that nothing meets, so the budget ends first."""
     found = measurable.measurables([str(models / "small.onnx")], Hints(tmp_path / "runs"))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr("components.benchmark.watch.Watch.disturbances_outside", lambda *_: ["a hog"])
+        patch.setattr("hpml.measuring.machine.watch.Watch.disturbances_outside", lambda *_: ["a hog"])
         record, folder = bench.measure(
             tmp_path / "runs", found, bench.Wishes(batches=(1,), budget_s=1.0), command=(), folder=None
         )

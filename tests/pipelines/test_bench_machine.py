@@ -10,13 +10,16 @@ from pathlib import Path
 
 import pytest
 
-from components.ceilings import stage as ceilings
-from components.measurements import CeilingsSpec, CoreDistances, GemmPoint, Interval
-from pipelines import bench_machine, run_record
-from pipelines.execution import Settings, forecast
-from pipelines.local import Processes
-from pipelines.plan import Step, trace
-from pipelines.recipe import Recipe
+from hpml.artifacts.ceilings import CeilingsSpec, GemmPoint
+from hpml.artifacts.core_state import CoreDistances
+from hpml.artifacts.interval import Interval
+from hpml.components.ceilings import stage as ceilings
+from hpml.pipelines.commands import bench_machine
+from hpml.pipelines.engine import run_record
+from hpml.pipelines.engine.execution import Settings, forecast
+from hpml.pipelines.executors.process import Processes
+from hpml.pipelines.plan import Step, trace
+from hpml.pipelines.recipe import Recipe
 
 pytestmark = pytest.mark.slow  # measures all of the machine; test_ceilings_stage measures a part of it
 

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from components.errors import Unavailable
-from pipelines.causes import Cause, Patience, cause, cause_of_refusal, exit_code, has_started
+from hpml.core.errors import Unavailable
+from hpml.pipelines.cluster.causes import Cause, Patience, cause, cause_of_refusal, exit_code, has_started
 
 Json = dict[str, Any]
 

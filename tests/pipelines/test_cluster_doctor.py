@@ -12,9 +12,10 @@ from typing import Any
 import pytest
 import yaml
 
-from pipelines import cluster_doctor, doctor
-from pipelines.cluster import ClusterConfig
-from pipelines.doctor import Finding
+from hpml.pipelines.cluster import doctor as cluster_doctor
+from hpml.pipelines.cluster.config import ClusterConfig
+from hpml.pipelines.commands import doctor
+from hpml.pipelines.finding import Finding
 from tests.pipelines.fake_jobs import FakeJobs
 
 Json = dict[str, Any]
@@ -64,7 +65,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeJob
         "/apis/trainer.kubeflow.org/v1alpha1": {"resources": [{"name": "trainjobs"}]},
     }
     monkeypatch.setattr(cluster_doctor, "use_store", lambda *_: None)
-    monkeypatch.setattr("components.storage.list_names", lambda _: [])
+    monkeypatch.setattr("hpml.io.storage.list_names", lambda _: [])
     with fake.serving() as serving:
         monkeypatch.setenv("KUBECONFIG", str(serving.kubeconfig(tmp_path / "kubeconfig")))
         yield serving

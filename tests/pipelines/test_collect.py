@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 from noop_stages import Number
 
-from components.errors import StageFailed, Unavailable
-from pipelines import bench, measurable, run_record
-from pipelines.__main__ import main
-from pipelines.collect import collect_workspace
-from pipelines.store import Store
+from hpml.core.errors import StageFailed, Unavailable
+from hpml.pipelines.__main__ import main
+from hpml.pipelines.commands import bench, measurable
+from hpml.pipelines.commands.collect import collect_workspace
+from hpml.pipelines.engine import run_record
+from hpml.pipelines.engine.store import Store
 from tests.pipelines.conftest import plan_of
 
 

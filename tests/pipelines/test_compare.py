@@ -12,16 +12,18 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.artifacts import Lineage, seal_artifact
-from components.benchmark.record import BenchRecord, SubjectRecord
-from components.benchmark.stage import BenchmarkConfig
-from components.errors import UsageError
-from components.measurements import EngineFigures, Interval, MeasurementsSpec, Throughput
-from pipelines import compare, run_record
-from pipelines.__main__ import main
-from pipelines.compare import MARGIN, ratio, verdict
-from pipelines.run_record import RunRecord, StepRecord
-from pipelines.store import Store
+from hpml.artifacts.folder import Lineage, seal_artifact
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec, Throughput
+from hpml.core.errors import UsageError
+from hpml.measuring.config import BenchmarkConfig
+from hpml.pipelines.__main__ import main
+from hpml.pipelines.commands import compare
+from hpml.pipelines.commands.bench_record import BenchRecord, SubjectRecord
+from hpml.pipelines.commands.compare import MARGIN, ratio, verdict
+from hpml.pipelines.engine import run_record
+from hpml.pipelines.engine.run_record import RunRecord, StepRecord
+from hpml.pipelines.engine.store import Store
 from tests import measured_specs
 
 

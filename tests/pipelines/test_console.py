@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from components.goals import Goals, decide
-from components.measurements import Conditions, MeasurementsSpec
-from pipelines import bench_tables, console, status_tables
-from pipelines.run_record import RunRecord, StepRecord
+from hpml.artifacts.measurements import Conditions, MeasurementsSpec
+from hpml.measuring.goals import Goals, decide
+from hpml.pipelines.engine.run_record import RunRecord, StepRecord
+from hpml.pipelines.terminal import bench_tables, console, status_tables
 from tests import measured_specs
 
 SPECS = {

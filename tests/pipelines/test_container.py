@@ -14,19 +14,20 @@ import pytest
 import stub_engine
 from conftest import Listener
 
-from components.errors import ConfigInvalid, ExitCode, Unavailable
-from components.prepare import stage as prepare
-from components.train import stage as train
-from pipelines import recipe, run_record
-from pipelines.container import Containers, _is_loopback, quantity_bytes
-from pipelines.execution import Execution, Settings
-from pipelines.graph import graph
-from pipelines.local import Processes
-from pipelines.place import Place
-from pipelines.plan import Plan, Step, trace
-from pipelines.recipe import LoadedRecipe
-from pipelines.resources import RESOURCES
-from pipelines.run_record import RunRecord
+from hpml.components.prepare import stage as prepare
+from hpml.components.train import stage as train
+from hpml.core.errors import ConfigInvalid, ExitCode, Unavailable
+from hpml.pipelines import recipe
+from hpml.pipelines.engine import run_record
+from hpml.pipelines.engine.execution import Execution, Settings
+from hpml.pipelines.engine.run_record import RunRecord
+from hpml.pipelines.executors.base import Place
+from hpml.pipelines.executors.container import Containers, _is_loopback, quantity_bytes
+from hpml.pipelines.executors.process import Processes
+from hpml.pipelines.graph import graph
+from hpml.pipelines.plan import Plan, Step, trace
+from hpml.pipelines.recipe import LoadedRecipe
+from hpml.pipelines.resources import RESOURCES
 
 _RECIPE = """
 data: digits
@@ -194,7 +195,7 @@ def test_an_image_that_is_not_there(engine: Path, loaded: LoadedRecipe, tmp_path
 def test_an_image_of_other_code(
     engine: Path, loaded: LoadedRecipe, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("components.__main__.source_digest", lambda: "another")
+    monkeypatch.setattr("hpml.components.__main__.source_digest", lambda: "another")
     with pytest.raises(ConfigInvalid, match=r"holds other code than this installation.*make images"):
         Containers(loaded, settings_in(tmp_path / "runs"), Listener()).check(two_steps(loaded))
 

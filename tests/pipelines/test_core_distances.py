@@ -8,11 +8,11 @@ import os
 import numpy as np
 import pytest
 
-from components.measurements import CoreDistances
-from components.page.ceilings import ceilings_page
-from components.page.core_distances import cores_section, in_words, state_rows
-from components.page.markup import to_html
-from pipelines import bench_machine, core_distances
+from hpml.artifacts.core_state import CoreDistances
+from hpml.pipelines.commands import bench_machine, core_distances
+from hpml.reporting.ceilings import ceilings_page
+from hpml.reporting.core_distances import cores_section, in_words, state_rows
+from hpml.reporting.markup import to_html
 from tests.components.ceilings.test_ceilings_page import spec as spec  # a fixture
 
 NEAR_FAR = (np.repeat([200.0, 480.0, 200.0], [70, 130, 100]) * np.resize([0.97, 1.0, 1.03], 300)).tolist()

@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 
-from components.artifacts import Lineage, seal_artifact
-from components.measurements import DiagnosisSpec, EngineDiagnosis, Finding, LayerFigures
-from pipelines import run_record
-from pipelines.run_record import RunRecord, StepRecord
-from pipelines.store import Store
+from hpml.artifacts.diagnosis import DiagnosisSpec, EngineDiagnosis, Finding, LayerFigures
+from hpml.artifacts.folder import Lineage, seal_artifact
+from hpml.pipelines.engine import run_record
+from hpml.pipelines.engine.run_record import RunRecord, StepRecord
+from hpml.pipelines.engine.store import Store
 
 HPML = Path(sys.executable).with_name("hpml")
 

@@ -10,26 +10,19 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components.benchmark.subjects import OnnxSubject
-from components.diagnose.onnx_file import diagnose
-from components.errors import StageFailed
-from components.measurements import (
-    BandwidthPoint,
-    CeilingsSpec,
-    DiagnosisSpec,
-    EngineDiagnosis,
-    EngineFigures,
-    GemmPoint,
-    Interval,
-    MeasurementsSpec,
-    Throughput,
-)
-from pipelines import diagnose as diagnosis
-from pipelines import diagnose_file
-from pipelines.__main__ import main
-from pipelines.bench import Wishes
-from pipelines.console import PlainWatcher
-from pipelines.measurable import Hints, measurable
+from hpml.artifacts.ceilings import BandwidthPoint, CeilingsSpec, GemmPoint
+from hpml.artifacts.diagnosis import DiagnosisSpec, EngineDiagnosis
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec, Throughput
+from hpml.components.diagnose.onnx_file import diagnose
+from hpml.core.errors import StageFailed
+from hpml.measuring.subjects import OnnxSubject
+from hpml.pipelines.__main__ import main
+from hpml.pipelines.commands import diagnose as diagnosis
+from hpml.pipelines.commands import diagnose_file
+from hpml.pipelines.commands.bench import Wishes
+from hpml.pipelines.commands.measurable import Hints, measurable
+from hpml.pipelines.terminal.console import PlainWatcher
 from tests.small_subjects import write_endless, write_image_model, write_text_model
 
 
@@ -148,8 +141,8 @@ def test_what_was_not_measured_is_not_diagnosed(tmp_path: Path, monkeypatch: pyt
 
 
 def test_remedies_are_those_of_a_file() -> None:
-    from components.diagnose import onnx_file
-    from components.diagnose.rules import RULES
+    from hpml.components.diagnose import onnx_file
+    from hpml.components.diagnose.rules import RULES
 
     assert set(onnx_file._REMEDIES) <= {rule.name for rule in RULES}
     assert not any("benchmark.threads" in remedy for remedy in onnx_file._REMEDIES.values())

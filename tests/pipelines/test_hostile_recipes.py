@@ -9,10 +9,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from components import strict_yaml
-from components.errors import ConfigInvalid
-from pipelines import recipe
-from pipelines.__main__ import main
+from hpml.core import strict_yaml
+from hpml.core.errors import ConfigInvalid
+from hpml.pipelines import recipe
+from hpml.pipelines.__main__ import main
 
 LONG = 200_000  # characters
 MANY = "9" * 5000

@@ -13,18 +13,20 @@ import pytest
 from conftest import HERE, Listener
 from noop_stages import Number, Rounds, Timed
 
-from components.job import Job, execute
-from components.relay import EVENT_PREFIX, read_event
-from pipelines import graph, plan, recipe, results, run_record
-from pipelines.__main__ import main
-from pipelines.collect import collect_workspace
-from pipelines.execution import Execution, Settings, forecast
-from pipelines.kubeflow_runs import RemoteRun
-from pipelines.local import Processes
-from pipelines.plan import Plan, Step, trace
-from pipelines.provenance import Material, here, material_of
-from pipelines.run_record import RunRecord
-from pipelines.store import Store
+from hpml.io.relay import EVENT_PREFIX, read_event
+from hpml.pipelines import graph, plan, recipe
+from hpml.pipelines.__main__ import main
+from hpml.pipelines.commands.collect import collect_workspace
+from hpml.pipelines.engine import run_record
+from hpml.pipelines.engine.cache_keys import Material, here, material_of
+from hpml.pipelines.engine.execution import Execution, Settings, forecast
+from hpml.pipelines.engine.run_record import RunRecord
+from hpml.pipelines.engine.store import Store
+from hpml.pipelines.executors.process import Processes
+from hpml.pipelines.kubeflow.runs import RemoteRun
+from hpml.pipelines.plan import Plan, Step, trace
+from hpml.pipelines.terminal import results
+from hpml.steps.job import Job, execute
 
 STEPS = ("start-a", "benchmark-a-m", "add-a-m-z")
 

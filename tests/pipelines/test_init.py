@@ -11,10 +11,10 @@ import pytest
 import yaml
 from PIL import Image
 
-from components.contract import Output
-from components.prepare import stage
-from pipelines import recipe
-from pipelines.__main__ import main
+from hpml.components.prepare import stage
+from hpml.core.contract import Output
+from hpml.pipelines import recipe
+from hpml.pipelines.__main__ import main
 
 
 def photos(root: Path, *sizes_wh: tuple[int, int], mode: str = "RGB") -> Path:
@@ -63,8 +63,8 @@ def test_the_image_size_fits_the_folder(
 def test_a_vit_is_told_the_size_of_its_images(
     data: str, side: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from components import models
-    from components.artifacts import ArchitectureSpec
+    from hpml import models
+    from hpml.artifacts.model import ArchitectureSpec
 
     monkeypatch.chdir(tmp_path)
     np.savez(tmp_path / "x.npz", x=np.zeros((4, 10, 9), np.uint8), y=np.array([0, 1, 0, 1]))

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from components.errors import ConfigInvalid, ExitCode, HpmlError, Unavailable
-from pipelines import kube
-from pipelines.kube import EVENTS, JOBS, PODS, Namespace, Resource, connect
+from hpml.core.errors import ConfigInvalid, ExitCode, HpmlError, Unavailable
+from hpml.pipelines.cluster import client as kube
+from hpml.pipelines.cluster.client import EVENTS, JOBS, PODS, Namespace, Resource, connect
 from tests.pipelines.fake_cluster import TOKEN, FakeCluster
 
 

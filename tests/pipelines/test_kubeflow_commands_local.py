@@ -16,8 +16,8 @@ import boto3
 import pytest
 import requests
 
-from components.artifacts import read_manifest
-from components.executor_input import HTML, METRICS, OUT, SUMMARY
+from hpml.artifacts.folder import read_manifest
+from hpml.components.executor_input import HTML, METRICS, OUT, SUMMARY
 from tests.compiling import compiled
 from tests.kubeflow_launcher import RUN_ID, Kubeflow, Task
 

@@ -18,13 +18,14 @@ from kfp import components as kfp_components
 from kfp.kubernetes import kubernetes_executor_config_pb2
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-from components.contract import Config
-from components.errors import ConfigInvalid
-from components.goals import Goals
-from pipelines import graph, kubeflow, recipe
-from pipelines.kubeflow import MAX_BYTES, Compiled, compile_pipeline
-from pipelines.kubeflow_steps import _may_be_cached, components_of
-from pipelines.plan import Plan, trace
+from hpml.core.contract import Config
+from hpml.core.errors import ConfigInvalid
+from hpml.measuring.goals import Goals
+from hpml.pipelines import graph, recipe
+from hpml.pipelines.kubeflow import compile as kubeflow
+from hpml.pipelines.kubeflow.compile import MAX_BYTES, Compiled, compile_pipeline
+from hpml.pipelines.kubeflow.steps import _may_be_cached, components_of
+from hpml.pipelines.plan import Plan, trace
 from tests.compiling import compile_anew, compiled
 from tests.kubeflow_launcher import Kubeflow
 
@@ -172,8 +173,8 @@ def test_kfp_reads_what_was_compiled(ir: Ir) -> None:
 
 def test_equal_recipes_give_equal_bytes() -> None:
     code = (
-        "import sys; from pathlib import Path; from pipelines import recipe;"
-        "from pipelines.kubeflow import compile_pipeline;"
+        "import sys; from pathlib import Path; from hpml.pipelines import recipe;"
+        "from hpml.pipelines.kubeflow.compile import compile_pipeline;"
         "sys.stdout.write(compile_pipeline(recipe.load(Path(sys.argv[1]))).text)"
     )
     texts = {
@@ -369,7 +370,7 @@ def test_a_training_that_begins_with_weights_at_an_address_is_not_cached() -> No
 
 
 def test_other_code_is_another_cache_key(ir: Ir, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("pipelines.kubeflow_steps.source_digest", lambda: "0" * 64)
+    monkeypatch.setattr("hpml.pipelines.kubeflow.steps.source_digest", lambda: "0" * 64)
     other = Ir(compile_anew(QUICKSTART))
     assert json.loads(other.flag("prepare", "--lineage"))["code_digest"] == "0" * 64
     assert ir.flag("prepare", "--lineage") != other.flag("prepare", "--lineage")
@@ -452,7 +453,7 @@ def test_training_on_nodes_is_a_launcher() -> None:
     )
     container = ir.container("train")
     assert container["image"].startswith("hpml-client:")
-    assert container["command"][:4] == ["python", "-m", "pipelines.pytorchjob", "--cluster"]
+    assert container["command"][:4] == ["python", "-m", "hpml.pipelines.operators.pytorchjob", "--cluster"]
     assert json.loads(container["command"][4])["namespace"] == "elsewhere"
     assert ir.flag("train", "--names") == '{"data": "prepare"}'
     assert "--data" not in ir.arguments("train") and "--out" not in ir.arguments("train")
@@ -474,7 +475,8 @@ def test_without_kfp_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_importing_the_module_does_not_import_kfp() -> None:
-    code = "import sys, pipelines.kubeflow, pipelines.kubeflow_runs; print('kfp' in sys.modules)"
+    modules = "hpml.pipelines.kubeflow.compile, hpml.pipelines.kubeflow.runs"
+    code = f"import sys, {modules}; print('kfp' in sys.modules)"
     answer = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
     )

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from components.errors import UsageError
-from pipelines.kubeflow_cron import fields
+from hpml.core.errors import UsageError
+from hpml.pipelines.kubeflow.cron import fields
 
 
 @pytest.mark.parametrize(

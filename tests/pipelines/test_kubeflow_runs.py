@@ -12,13 +12,16 @@ import pytest
 from conftest import Listener
 from kubeflow_api import RUN_ID, Api, cached_nodes, driver_node, node, pod_of, run, serving, task_nodes
 
-from components import tracking
-from components.errors import ExitCode, StageFailed, Unavailable, UsageError
-from pipelines import kubeflow, kubeflow_runs, recipe, run_record
-from pipelines.__main__ import _end_of_remote_run, main
-from pipelines.execution import first_failure
-from pipelines.kubeflow_runs import find_target, log, refresh, remote_run, schedule, submit, wait
-from pipelines.run_record import RunRecord
+from hpml.core.errors import ExitCode, StageFailed, Unavailable, UsageError
+from hpml.io import tracking
+from hpml.pipelines import recipe
+from hpml.pipelines.__main__ import _end_of_remote_run, main
+from hpml.pipelines.engine import run_record
+from hpml.pipelines.engine.execution import first_failure
+from hpml.pipelines.engine.run_record import RunRecord
+from hpml.pipelines.kubeflow import compile as kubeflow
+from hpml.pipelines.kubeflow import runs as kubeflow_runs
+from hpml.pipelines.kubeflow.runs import find_target, log, refresh, remote_run, schedule, submit, wait
 from tests.compiling import compiled
 
 RECIPE = Path(__file__).parents[1] / "chain_recipe.yaml"

@@ -13,9 +13,9 @@ from pathlib import Path
 import pytest
 from kubeflow_api import RUN_ID, Api, run, serving
 
-from components.errors import ExitCode, Unavailable, UsageError
-from pipelines import kubeflow_server
-from pipelines.kubeflow_server import IN_CLUSTER, Server, find_server
+from hpml.core.errors import ExitCode, Unavailable, UsageError
+from hpml.pipelines.kubeflow import server as kubeflow_server
+from hpml.pipelines.kubeflow.server import IN_CLUSTER, Server, find_server
 
 
 @pytest.fixture

@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 from kubeflow_api import WORKFLOW, cached_nodes, driver_node, node, pod_of, run, task_nodes
 
-from components.errors import Unavailable
-from pipelines import kubeflow_workflow
-from pipelines.kubeflow_workflow import Workflow
+from hpml.core.errors import Unavailable
+from hpml.pipelines.kubeflow import workflow as kubeflow_workflow
+from hpml.pipelines.kubeflow.workflow import Workflow
 
 
 def workflow(*nodes: dict[str, Any]) -> Workflow:

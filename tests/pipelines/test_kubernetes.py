@@ -19,19 +19,25 @@ from typing import Any
 import pytest
 from conftest import Listener
 
-from components import storage
-from components.benchmark.subjects import EngineSubject
-from components.errors import ConfigInvalid, ExitCode, StageFailed, Unavailable
-from components.export import stage as export
-from components.targets import Onnx
-from pipelines import causes, cluster_doctor, cluster_job, graph, kube, measurable, recipe, run_record
-from pipelines.cluster_job import Attendant, End, job_body
-from pipelines.execution import Execution, Settings, forecast
-from pipelines.kubernetes import Jobs
-from pipelines.place import Ended, Place
-from pipelines.plan import Plan, trace
-from pipelines.provenance import Material
-from pipelines.run_record import RunRecord, StepRecord
+from hpml.components.export import stage as export
+from hpml.core.errors import ConfigInvalid, ExitCode, StageFailed, Unavailable
+from hpml.io import storage
+from hpml.measuring.subjects import EngineSubject
+from hpml.pipelines import graph, recipe
+from hpml.pipelines.cluster import causes
+from hpml.pipelines.cluster import client as kube
+from hpml.pipelines.cluster import doctor as cluster_doctor
+from hpml.pipelines.commands import measurable
+from hpml.pipelines.engine import run_record
+from hpml.pipelines.engine.cache_keys import Material
+from hpml.pipelines.engine.execution import Execution, Settings, forecast
+from hpml.pipelines.engine.run_record import RunRecord, StepRecord
+from hpml.pipelines.executors import cluster_job
+from hpml.pipelines.executors.base import Ended, Place
+from hpml.pipelines.executors.cluster_job import Attendant, End, job_body
+from hpml.pipelines.executors.kubernetes import Jobs
+from hpml.pipelines.plan import Plan, trace
+from hpml.targets import Onnx
 from tests.pipelines.fake_jobs import DIGEST, FakeJobs, Program, Write, ends
 
 Json = dict[str, Any]
@@ -43,7 +49,7 @@ data: digits
 train: {model: {architecture: cnn, arguments: {width: 4}}, epochs: 1}
 cluster: {pending_s: 1}
 """
-ENTRYPOINT = ["python", "-m", "components"]
+ENTRYPOINT = ["python", "-m", "hpml.components"]
 
 
 @pytest.fixture
@@ -191,7 +197,7 @@ def test_a_training_on_nodes_is_launched(open_jobs: Callable[..., Bench], cluste
     job = cluster.jobs[f"train-{RUN}"]
     pod = job["spec"]["template"]
     command = pod["spec"]["containers"][0]["command"]
-    assert command[:3] == ["python", "-m", "pipelines.pytorchjob"]
+    assert command[:3] == ["python", "-m", "hpml.pipelines.operators.pytorchjob"]
     assert command[command.index("--run") + 1 : command.index("--run") + 5] == [
         RUN,
         "--step",
@@ -239,7 +245,7 @@ class _Everywhere(dict[str, Any]):
         return True
 
     def __missing__(self, key: str) -> Any:
-        from pipelines.provenance import here
+        from hpml.pipelines.engine.cache_keys import here
 
         return here()
 
@@ -414,7 +420,7 @@ def test_a_cluster_that_is_lost_fails_the_step(
     listener: Listener,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("pipelines.kubernetes._PATIENCE_S", 0.3)
+    monkeypatch.setattr("hpml.pipelines.executors.kubernetes._PATIENCE_S", 0.3)
     bench = open_jobs()
     bench.jobs.surroundings("prepare")
 

@@ -12,20 +12,21 @@ import pytest
 from conftest import HERE, Listener
 from noop_stages import Number
 
-from components.__main__ import arguments_of, parse
-from components.contract import signature
-from components.diagnose import stage as diagnose
-from components.errors import ExitCode
-from components.job import Job
-from components.report import stage as report
-from pipelines import resources, run_record
-from pipelines.__main__ import _end_of_run
-from pipelines.execution import Execution, Settings, first_failure, not_shown
-from pipelines.local import Processes
-from pipelines.plan import Step, trace
-from pipelines.resources import RESOURCES, Resources
-from pipelines.run_record import RunRecord
-from pipelines.store import Store
+from hpml.components.__main__ import arguments_of, parse
+from hpml.components.diagnose import stage as diagnose
+from hpml.components.report import stage as report
+from hpml.core.contract import signature
+from hpml.core.errors import ExitCode
+from hpml.pipelines import resources
+from hpml.pipelines.__main__ import _end_of_run
+from hpml.pipelines.engine import run_record
+from hpml.pipelines.engine.execution import Execution, Settings, first_failure, not_shown
+from hpml.pipelines.engine.run_record import RunRecord
+from hpml.pipelines.engine.store import Store
+from hpml.pipelines.executors.process import Processes
+from hpml.pipelines.plan import Step, trace
+from hpml.pipelines.resources import RESOURCES, Resources
+from hpml.steps.job import Job
 
 Run = Callable[..., RunRecord]
 
@@ -132,7 +133,7 @@ def test_what_only_shows_is_a_fact_of_the_stage() -> None:
 
 def test_a_container_is_told_what_is_left_out() -> None:
     job = Job(
-        run="components.report.stage:run",
+        run="hpml.components.report.stage:run",
         config={},
         inputs={
             **{name: {"a": f"/{name}"} for name in ("engines", "models")},

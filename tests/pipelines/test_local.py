@@ -17,15 +17,15 @@ import pytest
 from conftest import HERE, Listener, plan_of, processes
 from noop_stages import Number
 
-from components.errors import ExitCode
-from components.job import Job, execute
-from components.tracking import Outbox
-from pipelines import run_record
-from pipelines.execution import Execution, Settings, first_failure, forecast
-from pipelines.local import Processes
-from pipelines.plan import Node
-from pipelines.run_record import RunRecord
-from pipelines.store import Store
+from hpml.core.errors import ExitCode
+from hpml.io.tracking import Outbox
+from hpml.pipelines.engine import run_record
+from hpml.pipelines.engine.execution import Execution, Settings, first_failure, forecast
+from hpml.pipelines.engine.run_record import RunRecord
+from hpml.pipelines.engine.store import Store
+from hpml.pipelines.executors.process import Processes
+from hpml.pipelines.plan import Node
+from hpml.steps.job import Job, execute
 
 Run = Callable[..., RunRecord]
 
@@ -237,9 +237,9 @@ sys.path.append({here!r})
 from conftest import Listener, plan_of, HERE
 from noop_stages import Number
 from pathlib import Path
-from pipelines import run_record
-from pipelines.execution import Execution, Settings
-from pipelines.local import Processes
+from hpml.pipelines.engine import run_record
+from hpml.pipelines.engine.execution import Execution, Settings
+from hpml.pipelines.executors.process import Processes
 plan = plan_of(b=Number(nap_s={nap}, failure={failure!r}), c=Number(nap_s={nap}))
 record = run_record.start(Path({home!r}), run_record.new_run_id("five"), "five", "", plan)
 print("started", flush=True)

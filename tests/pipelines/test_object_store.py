@@ -11,25 +11,20 @@ from typing import Any
 
 import pytest
 
-from components import storage
-from components.artifacts import (
-    DatasetSpec,
-    Lineage,
-    ReportSpec,
-    SplitSpec,
-    read_manifest,
-    seal_artifact,
-)
-from components.contract import Config
-from components.errors import ExitCode, StageFailed
-from components.register.references import References
-from pipelines import cluster_store
-from pipelines.__main__ import main
-from pipelines.garbage import Needed
-from pipelines.object_store import ObjectStore
-from pipelines.place import ArtifactStore
-from pipelines.provenance import Material
-from pipelines.store import Store
+from hpml.artifacts.dataset import DatasetSpec, SplitSpec
+from hpml.artifacts.folder import Lineage, read_manifest, seal_artifact
+from hpml.artifacts.report import ReportSpec
+from hpml.components.register.references import References
+from hpml.core.contract import Config
+from hpml.core.errors import ExitCode, StageFailed
+from hpml.io import storage
+from hpml.pipelines.__main__ import main
+from hpml.pipelines.cluster import store as cluster_store
+from hpml.pipelines.engine.cache_keys import Material
+from hpml.pipelines.engine.garbage import Needed
+from hpml.pipelines.engine.object_store import ObjectStore
+from hpml.pipelines.engine.store import Store
+from hpml.pipelines.executors.base import ArtifactStore
 
 URI = "s3://shelf/of/ours"
 MATERIAL = Material({"stage": "x:run", "config": {"value": 1}})

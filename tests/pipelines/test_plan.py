@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from components.contract import signature
-from components.errors import UsageError
-from pipelines import recipe
-from pipelines.graph import graph
-from pipelines.plan import Plan, trace
+from hpml.core.contract import signature
+from hpml.core.errors import UsageError
+from hpml.pipelines import recipe
+from hpml.pipelines.graph import graph
+from hpml.pipelines.plan import Plan, trace
 
 RECIPES = Path(__file__).resolve().parents[2] / "recipes"
 

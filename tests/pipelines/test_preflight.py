@@ -15,11 +15,14 @@ import torch
 from PIL import Image
 from safetensors.torch import save
 
-from components import hardware, memory, models
-from components.artifacts import ArchitectureSpec
-from pipelines import network_probe, preflight, recipe
-from pipelines.__main__ import main
-from pipelines.network_probe import Found
+from hpml import models
+from hpml.artifacts.model import ArchitectureSpec
+from hpml.core import hardware, memory
+from hpml.pipelines import recipe
+from hpml.pipelines.__main__ import main
+from hpml.pipelines.preflight import checks as preflight
+from hpml.pipelines.preflight import network_probe
+from hpml.pipelines.preflight.network_probe import Found
 
 
 @pytest.fixture

@@ -8,10 +8,11 @@ from typing import Any
 
 import pytest
 
-from pipelines import provenance, recipe
-from pipelines.graph import graph
-from pipelines.plan import Plan, trace
-from pipelines.provenance import Material, Surroundings, code_of, material_of
+from hpml.pipelines import recipe
+from hpml.pipelines.engine import cache_keys as provenance
+from hpml.pipelines.engine.cache_keys import Material, Surroundings, code_of, material_of
+from hpml.pipelines.graph import graph
+from hpml.pipelines.plan import Plan, trace
 
 RECIPE = {"data": "digits", "train": {"model": {"architecture": "mynets.net:net"}}}
 
@@ -60,11 +61,11 @@ def test_libraries_beside_us_are_told_by_their_version_and_not_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """As in site-packages."""
-    ours = {"components/__init__.py": "", "components/train.py": "import torch"}
+    ours = {"hpml/__init__.py": "", "hpml/train/__init__.py": "import torch"}
     write(tmp_path, {**ours, "torch/__init__.py": "from . import nn", "torch/nn.py": ""})
     monkeypatch.setattr(provenance, "_ROOT", tmp_path)
-    code = code_of.__wrapped__("components.train")
-    assert set(code.modules) == {"components", "components.train"}
+    code = code_of.__wrapped__("hpml.train")
+    assert set(code.modules) == {"hpml", "hpml.train"}
     assert code.libraries == {"torch": "torch"}
 
 

@@ -19,17 +19,21 @@ import jsonschema
 import pytest
 import yaml
 
-from components import storage
-from components.__main__ import Job
-from components.artifacts import ReportSpec, open_artifact, seal_artifact
-from components.contract import Events
-from components.errors import ExitCode, HpmlError, StageFailed, Terminated, Unavailable, UsageError
-from pipelines import causes, kube, launch, launcher, pods
-from pipelines.cluster import ClusterConfig
-from pipelines.kube import Namespace, connect
-from pipelines.launch import Launch
-from pipelines.pytorchjob import PyTorchJobs
-from pipelines.training_job import Training
+from hpml.artifacts.folder import open_artifact, seal_artifact
+from hpml.artifacts.report import ReportSpec
+from hpml.components.__main__ import Job
+from hpml.core.contract import Events
+from hpml.core.errors import ExitCode, HpmlError, StageFailed, Terminated, Unavailable, UsageError
+from hpml.io import storage
+from hpml.pipelines.cluster import causes, pods
+from hpml.pipelines.cluster import client as kube
+from hpml.pipelines.cluster.client import Namespace, connect
+from hpml.pipelines.cluster.config import ClusterConfig
+from hpml.pipelines.operators import follow as launch
+from hpml.pipelines.operators import launcher
+from hpml.pipelines.operators.base import Training
+from hpml.pipelines.operators.follow import Launch
+from hpml.pipelines.operators.pytorchjob import PyTorchJobs
 from tests.conftest import LINEAGE
 from tests.pipelines.fake_cluster import FakeCluster
 from tests.pipelines.training_jobs import check_against, definition, training
@@ -92,8 +96,8 @@ def test_only_what_another_try_could_mend_is_started_again() -> None:
     assert spec["elasticPolicy"]["maxRestarts"] == 0
     [container] = spec["pytorchReplicaSpecs"]["Worker"]["template"]["spec"]["containers"]
     assert container["name"] == "pytorch"
-    assert container["command"][:4] == ["python", "-m", "components.train.node", "-m"]
-    assert container["command"][4:6] == ["components", "train"]
+    assert container["command"][:4] == ["python", "-m", "hpml.components.train.node", "-m"]
+    assert container["command"][4:6] == ["hpml.components", "train"]
     assert "--events" in container["command"] and "s3://hpml/scratch" in container["command"]
 
 
@@ -138,7 +142,7 @@ def test_the_queue_takes_the_job_and_not_its_pods() -> None:
 def test_artifacts_out_of_reach_of_the_workers_are_refused(place: str) -> None:
     places = {"data": "s3://b/data", "out": "s3://b/out", "scratch": "s3://b/scratch", place: "/here"}
     job = Job(
-        run="components.train.stage:run",
+        run="hpml.components.train.stage:run",
         config={"nodes": 2},
         inputs={"data": places["data"]},
         out=places["out"],
@@ -823,7 +827,7 @@ def published(s3_endpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
 def command(*more: str) -> list[str]:
     places = ["--data", "s3://hpml/data", "--out", "s3://hpml/out", "--scratch", "s3://hpml/scratch"]
     config = ["--config", json.dumps({"nodes": 2, "epochs": 3})]
-    module = [sys.executable, "-m", "pipelines.pytorchjob", "--cluster", "{}", "--run", "run"]
+    module = [sys.executable, "-m", "hpml.pipelines.operators.pytorchjob", "--cluster", "{}", "--run", "run"]
     return [*module, "train", *config, *places, *more]
 
 
@@ -972,7 +976,7 @@ def test_without_a_cluster_one_line_says_so(
 
 
 def test_only_a_training_has_workers(published: str) -> None:
-    module = [sys.executable, "-m", "pipelines.pytorchjob", "--run", "run"]
+    module = [sys.executable, "-m", "hpml.pipelines.operators.pytorchjob", "--run", "run"]
     stage = ["prepare", "--config", "{}", "--out", "s3://hpml/out"]
     answer = subprocess.run([*module, *stage], capture_output=True, text=True, check=False)
     assert answer.returncode == 2 and "prepare cannot be launched" in answer.stderr

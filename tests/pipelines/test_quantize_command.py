@@ -11,13 +11,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components.errors import UsageError
-from components.measurements import Conditions, EngineFigures, EngineSettings, Interval, MeasurementsSpec
-from components.page.quantize import Pair, model_rows, quantize_page, verdict_in_words
-from components.quantize.job import Bounds, Quantized
-from pipelines import quantize as quantization
-from pipelines.__main__ import main
-from pipelines.quantize import QuantizeRecord
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import Conditions, EngineFigures, EngineSettings, MeasurementsSpec
+from hpml.core.errors import UsageError
+from hpml.pipelines.__main__ import main
+from hpml.pipelines.quantize import command as quantization
+from hpml.pipelines.quantize.command import QuantizeRecord
+from hpml.pipelines.quantize.job import Bounds, Quantized
+from hpml.pipelines.quantize.page import Pair, model_rows, quantize_page, verdict_in_words
 from tests.small_subjects import write_endless, write_image_model
 
 

@@ -10,9 +10,9 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.errors import ConfigInvalid
-from pipelines import recipe
-from pipelines.run_record import RunRecord
+from hpml.core.errors import ConfigInvalid
+from hpml.pipelines import recipe
+from hpml.pipelines.engine.run_record import RunRecord
 
 RECIPES = sorted((Path(__file__).resolve().parents[2] / "recipes").glob("*.yaml"))
 
@@ -165,7 +165,7 @@ def test_paths_are_relative_to_the_recipe(tmp_path: Path) -> None:
 
 
 def test_targets_that_cannot_be_built_here_are_refused_when_there_is_no_other(tmp_path: Path) -> None:
-    from components import hardware
+    from hpml.core import hardware
 
     if hardware.gpu_names():
         pytest.skip("this machine has a GPU")

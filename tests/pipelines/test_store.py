@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 from noop_stages import Number, add, start
 
-from components.__main__ import Job, execute
-from components.errors import StageFailed, Unavailable
-from components.register.references import References
-from pipelines.garbage import Needed, Removed
-from pipelines.provenance import Material
-from pipelines.store import Store, copy_out
+from hpml.components.__main__ import Job, execute
+from hpml.components.register.references import References
+from hpml.core.errors import StageFailed, Unavailable
+from hpml.pipelines.engine.cache_keys import Material
+from hpml.pipelines.engine.garbage import Needed, Removed
+from hpml.pipelines.engine.store import Store, copy_out
 
 
 @pytest.fixture

@@ -9,13 +9,14 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from components.contract import Events
-from components.errors import ConfigInvalid
-from pipelines import launch, pods
-from pipelines.cluster import ClusterConfig
-from pipelines.kube import connect
-from pipelines.launch import Launch
-from pipelines.trainjob import RUNTIMES, TrainJobs
+from hpml.core.contract import Events
+from hpml.core.errors import ConfigInvalid
+from hpml.pipelines.cluster import pods
+from hpml.pipelines.cluster.client import connect
+from hpml.pipelines.cluster.config import ClusterConfig
+from hpml.pipelines.operators import follow as launch
+from hpml.pipelines.operators.follow import Launch
+from hpml.pipelines.operators.trainjob import RUNTIMES, TrainJobs
 from tests.pipelines.fake_cluster import FakeCluster
 from tests.pipelines.training_jobs import check_against, definition, training
 

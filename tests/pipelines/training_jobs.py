@@ -14,10 +14,10 @@ import jsonschema
 import pytest
 import yaml
 
-from components.__main__ import Job
-from pipelines.cluster import ClusterConfig
-from pipelines.launcher import training_of
-from pipelines.training_job import Training
+from hpml.components.__main__ import Job
+from hpml.pipelines.cluster.config import ClusterConfig
+from hpml.pipelines.operators.base import Training
+from hpml.pipelines.operators.launcher import training_of
 
 Json = dict[str, Any]
 
@@ -25,7 +25,7 @@ Json = dict[str, Any]
 def training(cluster: Json | None = None, run: str = "20260101-run", **config: Any) -> Training:
     """The step `train` of a run, on two nodes unless `config` says otherwise."""
     job = Job(
-        run="components.train.stage:run",
+        run="hpml.components.train.stage:run",
         config={"model": "cnn", "nodes": 2, "epochs": 3, **config},
         inputs={"data": "s3://hpml/data"},
         out="s3://hpml/out",

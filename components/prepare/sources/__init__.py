@@ -6,13 +6,13 @@ from typing import TYPE_CHECKING, Annotated, Union
 
 from pydantic import Discriminator
 
-from components.contract import BareName
-from components.prepare.sources.base import Images, Loaded, Preview, Source
-from components.prepare.sources.cifar10 import Cifar10
-from components.prepare.sources.digits import Digits
-from components.prepare.sources.folder import Folder
-from components.prepare.sources.mnist5k import Mnist5k
-from components.prepare.sources.npz import Npz
+from hpml.components.prepare.sources.base import Images, Loaded, Preview, Source
+from hpml.components.prepare.sources.cifar10 import Cifar10
+from hpml.components.prepare.sources.digits import Digits
+from hpml.components.prepare.sources.folder import Folder
+from hpml.components.prepare.sources.mnist5k import Mnist5k
+from hpml.components.prepare.sources.npz import Npz
+from hpml.core.contract import BareName
 
 SOURCES: dict[str, type[Source]] = {
     "mnist5k": Mnist5k,

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, Literal
 
 from pydantic import Field
 
-from components.contract import Config, Output
+from hpml.core.contract import Config, Output
 
 if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-    from components.artifacts import PictureSpec
+    from hpml.artifacts.model_input import PictureSpec
 
 
 @dataclass(frozen=True)

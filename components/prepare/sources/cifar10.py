@@ -8,11 +8,11 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, model_validator
 
-from components.contract import Output
-from components.errors import StageFailed
-from components.prepare import user_files
-from components.prepare.sources.base import Loaded, Preview, Source
-from components.prepare.user_files import UserPath
+from hpml.components.prepare import user_files
+from hpml.components.prepare.sources.base import Loaded, Preview, Source
+from hpml.components.prepare.user_files import UserPath
+from hpml.core.contract import Output
+from hpml.core.errors import StageFailed
 
 ROWS = 60_000
 CLASS_NAMES = (
@@ -78,7 +78,12 @@ class Cifar10(Source):
 
         Raises StageFailed if the archive has another checksum, is hostile or damaged.
         """
-        from components.prepare.cifar_batches import TEST_BATCH, TRAIN_BATCHES, find_batches, read_batches
+        from hpml.components.prepare.cifar_batches import (
+            TEST_BATCH,
+            TRAIN_BATCHES,
+            find_batches,
+            read_batches,
+        )
 
         files = find_batches(user_files.open_folder(self._archive(out), out))
         return Loaded(
@@ -91,7 +96,7 @@ class Cifar10(Source):
     def _archive(self, out: Output) -> Path:
         """The archive (or folder) on this machine, its checksum verified."""
         if self.url is not None and self.sha256 is not None:
-            from components.prepare.download import download
+            from hpml.components.prepare.download import download
 
             fetched = out.scratch / f"{self.sha256}.tar.gz"
             download(self.url, sha256=self.sha256, to=fetched, out=out)

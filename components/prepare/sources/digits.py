@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Literal
 
-from components.contract import Output
-from components.prepare.packaged import PackagedFile
-from components.prepare.sources.base import Images, Loaded, Preview, Source
+from hpml.components.prepare.packaged import PackagedFile
+from hpml.components.prepare.sources.base import Images, Loaded, Preview, Source
+from hpml.core.contract import Output
 
 FILE = PackagedFile(package="sklearn", distribution="scikit-learn", name="datasets/data/digits.csv.gz")
 SIDE = 8

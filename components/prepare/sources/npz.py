@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import Literal
 
-from components.contract import Output
-from components.prepare import user_files
-from components.prepare.sources.base import Loaded, Preview, Source
-from components.prepare.user_files import UserPath
+from hpml.components.prepare import user_files
+from hpml.components.prepare.sources.base import Loaded, Preview, Source
+from hpml.components.prepare.user_files import UserPath
+from hpml.core.contract import Output
 
 
 class Npz(Source):
@@ -37,7 +37,7 @@ class Npz(Source):
         if isinstance(self.path, str) or self.unmet():
             return None
         try:
-            from components.prepare.npz_arrays import preview_npz
+            from hpml.components.prepare.npz_arrays import preview_npz
         except ModuleNotFoundError:
             return None
         return preview_npz(self.path)
@@ -48,7 +48,7 @@ class Npz(Source):
         Raises StageFailed if an array is missing, unknown, of a wrong type or shape, or holds NaN or values
         out of range, listing the rows.
         """
-        from components.prepare.npz_arrays import read_npz
+        from hpml.components.prepare.npz_arrays import read_npz
 
         train, test, class_names = read_npz(user_files.here(self.path, out))
         return Loaded(train, test, class_names, self.licence)

@@ -6,21 +6,12 @@ from collections.abc import Sequence
 from itertools import pairwise
 from xml.etree.ElementTree import Element
 
-from components.measurements import Interval
-from components.page.format import shorten
-from components.page.labels import Box, Mark, Segment, drawn_labels, place_labels
-from components.page.svg import (
-    Scale,
-    dot,
-    line,
-    padded,
-    path,
-    picture,
-    x_axis,
-    y_axis,
-)
-from components.report.charts.common import NARROW_PX, Classes, ends
-from components.report.content import Content
+from hpml.artifacts.interval import Interval
+from hpml.components.report.charts.common import NARROW_PX, Classes, ends
+from hpml.components.report.content import Content
+from hpml.reporting.format import shorten
+from hpml.reporting.labels import Box, Mark, Segment, drawn_labels, place_labels
+from hpml.reporting.svg import Scale, dot, line, padded, path, picture, x_axis, y_axis
 
 Point = tuple[float, float]
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from components.measurements import Interval
+from hpml.artifacts.interval import Interval
 
 Classes = dict[str, str]  # engine -> CSS class of its colour
 

@@ -8,11 +8,12 @@ from xml.etree.ElementTree import Element
 
 import numpy as np
 
-from components.measurements import EngineFigures, Interval
-from components.page.format import shorten
-from components.page.svg import Scale, label, line, padded, path, picture, x_axis
-from components.report.charts.common import NARROW_PX, Classes
-from components.report.content import Content
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import EngineFigures
+from hpml.components.report.charts.common import NARROW_PX, Classes
+from hpml.components.report.content import Content
+from hpml.reporting.format import shorten
+from hpml.reporting.svg import Scale, label, line, padded, path, picture, x_axis
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

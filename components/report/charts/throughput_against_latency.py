@@ -6,20 +6,11 @@ from dataclasses import dataclass
 from typing import Literal
 from xml.etree.ElementTree import Element
 
-from components.measurements import EngineFigures, Interval
-from components.page.svg import (
-    Scale,
-    dot,
-    label,
-    line,
-    padded,
-    path,
-    picture,
-    x_axis,
-    y_axis,
-)
-from components.report.charts.common import Classes, ends
-from components.report.content import Content
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import EngineFigures
+from hpml.components.report.charts.common import Classes, ends
+from hpml.components.report.content import Content
+from hpml.reporting.svg import Scale, dot, label, line, padded, path, picture, x_axis, y_axis
 
 Along = Literal["batch size", "clients"]
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from xml.etree.ElementTree import Element
 
-from components.page.svg import dot, label, line, padded, path, picture, y_axis
-from components.report.charts.common import Classes, ends
-from components.report.content import Content
+from hpml.components.report.charts.common import Classes, ends
+from hpml.components.report.content import Content
+from hpml.reporting.svg import dot, label, line, padded, path, picture, y_axis
 
 
 def throughput_by_batch(content: Content, classes: Classes, width: float) -> Element | None:

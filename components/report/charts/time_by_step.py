@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
-from components.page.format import duration, plain, shorten
-from components.page.markup import node
-from components.page.svg import label, picture, text_width
-from components.report.charts.common import NARROW_PX
-from components.report.content import StepCost
+from hpml.components.report.charts.common import NARROW_PX
+from hpml.components.report.content import StepCost
+from hpml.reporting.format import duration, plain, shorten
+from hpml.reporting.markup import node
+from hpml.reporting.svg import label, picture, text_width
 
 
 def time_by_step(steps: Sequence[StepCost], width: float) -> Element:

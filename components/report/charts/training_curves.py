@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
-from components.page.svg import Scale, dot, padded, path, picture, x_axis, y_axis
-from components.report.content import Training
+from hpml.components.report.content import Training
+from hpml.reporting.svg import Scale, dot, padded, path, picture, x_axis, y_axis
 
 
 def training_curves(

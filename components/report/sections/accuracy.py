@@ -6,12 +6,13 @@ from collections.abc import Mapping, Sequence
 from statistics import median
 from xml.etree.ElementTree import Element
 
-from components.measurements import EngineFigures, Interval, PairedAccuracy
-from components.page.elements import drawing, interval_cell, keyed, nowrap, table
-from components.page.format import ABSENT, percent, plain, shorten
-from components.page.markup import Child, node
-from components.page.svg import label, picture, text_width
-from components.report.content import Content
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import EngineFigures, PairedAccuracy
+from hpml.components.report.content import Content
+from hpml.reporting.elements import drawing, interval_cell, keyed, nowrap, table
+from hpml.reporting.format import ABSENT, percent, plain, shorten
+from hpml.reporting.markup import Child, node
+from hpml.reporting.svg import label, picture, text_width
 
 _SIGNIFICANT = 0.05  # of McNemar's test
 _ALL_CLASSES = 12  # so many are shown; of more only the worst

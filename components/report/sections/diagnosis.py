@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from xml.etree.ElementTree import Element
 
-from components.measurements import CeilingsSpec, DiagnosisSpec, EngineDiagnosis, Finding, LayerFigures
-from components.page.elements import breakable, drawing, keyed, nowrap, table
-from components.page.format import ABSENT, percent, plain, sentence
-from components.page.markup import Child, node
-from components.page.roofline import Point, roofline
+from hpml.artifacts.ceilings import CeilingsSpec
+from hpml.artifacts.diagnosis import DiagnosisSpec, EngineDiagnosis, Finding, LayerFigures
+from hpml.reporting.elements import breakable, drawing, keyed, nowrap, table
+from hpml.reporting.format import ABSENT, percent, plain, sentence
+from hpml.reporting.markup import Child, node
+from hpml.reporting.roofline import Point, roofline
 
 _LAYERS = 10  # in the table of the slowest
 _PICTURED = 40  # in the chart of the layers

@@ -4,20 +4,12 @@ from __future__ import annotations
 
 from xml.etree.ElementTree import Element
 
-from components.measurements import ConcurrencyFigures, ScenarioFigures, ScenarioName
-from components.page.elements import (
-    HALF_PX,
-    drawing,
-    keyed,
-    legend,
-    nowrap,
-    table,
-    value_text,
-)
-from components.page.format import ABSENT, bounds, plain
-from components.page.markup import Child, node
-from components.report import charts
-from components.report.content import Content
+from hpml.artifacts.measurements import ConcurrencyFigures, ScenarioFigures, ScenarioName
+from hpml.components.report import charts
+from hpml.components.report.content import Content
+from hpml.reporting.elements import HALF_PX, drawing, keyed, legend, nowrap, table, value_text
+from hpml.reporting.format import ABSENT, bounds, plain
+from hpml.reporting.markup import Child, node
 
 _COLUMNS: dict[ScenarioName, str] = {
     "SingleStream": "SingleStream, p90, ms",

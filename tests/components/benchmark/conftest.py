@@ -9,27 +9,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components.__main__ import Job, execute
-from components.artifacts import (
-    Artifact,
-    DatasetSpec,
-    EngineSpec,
-    ModelSpec,
-    QuantizationSpec,
-    copy_files,
-    open_artifact,
-    seal_artifact,
-)
-from components.benchmark.protocol import Bench
-from components.benchmark.stage import BenchmarkConfig
-from components.benchmark.subjects import EngineSubject
-from components.contract import Output
-from components.images import load_split, to_x_nchw
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact, copy_files, open_artifact, seal_artifact
+from hpml.artifacts.model import ModelSpec, QuantizationSpec
+from hpml.components.__main__ import Job, execute
+from hpml.core.contract import Output
+from hpml.measuring.bench import Bench
+from hpml.measuring.config import BenchmarkConfig
+from hpml.measuring.subjects import EngineSubject
+from hpml.tasks.images import load_split, to_x_nchw
 
 
 def _export(folder: Path, target: str, model: Artifact[ModelSpec], data: Artifact[DatasetSpec]) -> Any:
     job = Job(
-        run="components.export.stage:run",
+        run="hpml.components.export.stage:run",
         config={"target": target},
         inputs={"model": str(model.path), "data": str(data.path)},
         out=str(folder),

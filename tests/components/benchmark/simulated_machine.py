@@ -11,13 +11,13 @@ from typing import Any
 
 import numpy as np
 
-from components.benchmark.protocol import Bench
-from components.benchmark.run_queue import Reading, Waited
-from components.benchmark.stage import BenchmarkConfig
-from components.benchmark.subjects import Subject
-from components.benchmark.subjects.base import Opened
-from components.benchmark.watch import Snapshot, Watch, undisturbed
-from components.contract import Output
+from hpml.core.contract import Output
+from hpml.measuring.bench import Bench
+from hpml.measuring.config import BenchmarkConfig
+from hpml.measuring.machine.run_queue import Reading, Waited
+from hpml.measuring.machine.watch import Snapshot, Watch, undisturbed
+from hpml.measuring.subjects import Subject
+from hpml.measuring.subjects.base import Opened
 
 _LAUNCH_S = 0.5  # of one engine
 _PROBE_S = 0.006

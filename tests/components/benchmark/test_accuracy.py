@@ -10,9 +10,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.artifacts import Artifact, DatasetSpec, EngineSpec, copy_files, open_artifact, seal_artifact
-from components.benchmark.accuracy import mcnemar_exact, paired_accuracies, paired_accuracy, paired_change
-from components.errors import StageFailed
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact, copy_files, open_artifact, seal_artifact
+from hpml.core.errors import StageFailed
+from hpml.measuring.accuracy import mcnemar_exact, paired_accuracies, paired_accuracy, paired_change
 
 Engines = dict[str, Artifact[EngineSpec]]
 REFERENCE = "fp32/eager"

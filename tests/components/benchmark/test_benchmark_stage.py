@@ -12,20 +12,24 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components.artifacts import Artifact, DatasetSpec, EngineSpec, ModelSpec, open_artifact, seal_artifact
-from components.benchmark.figures import timings
-from components.benchmark.samples import read_samples
-from components.benchmark.stage import BenchmarkConfig, Quiet, run
-from components.benchmark.statistics import samples_needed
-from components.ceilings import measure as measuring_roofs
-from components.ceilings import stage as roofs
-from components.contract import validate
-from components.diagnose import stage as diagnose
-from components.errors import ConfigInvalid, StageFailed
-from components.goals import Goals
-from components.hardware import usable_cpus
-from components.measurements import MeasurementsSpec
-from components.report import stage as report
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact, open_artifact, seal_artifact
+from hpml.artifacts.measurements import MeasurementsSpec
+from hpml.artifacts.model import ModelSpec
+from hpml.components.benchmark.stage import run
+from hpml.components.ceilings import measure as measuring_roofs
+from hpml.components.ceilings import stage as roofs
+from hpml.components.diagnose import stage as diagnose
+from hpml.components.report import stage as report
+from hpml.core.contract import validate
+from hpml.core.errors import ConfigInvalid, StageFailed
+from hpml.core.hardware import usable_cpus
+from hpml.measuring.config import BenchmarkConfig, Quiet
+from hpml.measuring.figures import timings
+from hpml.measuring.goals import Goals
+from hpml.measuring.samples import read_samples
+from hpml.measuring.statistics import samples_needed
 
 Engines = dict[str, Artifact[EngineSpec]]
 FAST = BenchmarkConfig(

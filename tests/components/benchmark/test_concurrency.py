@@ -12,12 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.artifacts import Artifact, EngineSpec
-from components.benchmark.protocol import Bench
-from components.benchmark.scenarios import run_all, workload
-from components.benchmark.stage import BenchmarkConfig, Quiet
-from components.benchmark.subjects import EngineSubject
-from components.benchmark.worker import Engine
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact
+from hpml.measuring.bench import Bench
+from hpml.measuring.config import BenchmarkConfig, Quiet
+from hpml.measuring.process.worker import Engine
+from hpml.measuring.scenarios import run_all, workload
+from hpml.measuring.subjects import EngineSubject
 
 MakeBench = Callable[..., Bench]
 ANY_MACHINE = BenchmarkConfig(

@@ -14,12 +14,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components.artifacts import Artifact, DatasetSpec, EngineSpec, copy_files, open_artifact, seal_artifact
-from components.benchmark.engine_process import EngineProcess
-from components.benchmark.subjects import EngineSubject, OnnxSubject
-from components.benchmark.subjects.tensors import write_arrays
-from components.errors import StageFailed
-from components.images import load_split, to_x_nchw
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact, copy_files, open_artifact, seal_artifact
+from hpml.core.errors import StageFailed
+from hpml.measuring.process.engine_process import EngineProcess
+from hpml.measuring.subjects import EngineSubject, OnnxSubject
+from hpml.measuring.subjects.tensors import write_arrays
+from hpml.tasks.images import load_split, to_x_nchw
 from tests.small_subjects import write_endless, write_glutton
 
 Engines = dict[str, Artifact[EngineSpec]]
@@ -205,7 +207,7 @@ def test_an_interrupt_of_the_whole_group_leaves_the_engine_to_its_parent(
 def test_no_engine_outlives_a_killed_stage(tmp_path: Path) -> None:
     parent = (
         "import os, pathlib, sys, time\n"
-        "from components.benchmark.engine_process import EngineProcess\n"
+        "from hpml.measuring.process.engine_process import EngineProcess\n"
         "process = EngineProcess('fp32/onnx', pathlib.Path(sys.argv[1]))\n"
         "try: process.ask('load', 'loading')\n"  # answered with an error: by now the worker is set up
         "except Exception: pass\n"

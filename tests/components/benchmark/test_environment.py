@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from components.benchmark import environment
-from components.benchmark.environment import Pressure
+from hpml.measuring.machine import environment
+from hpml.measuring.machine.environment import Pressure
 
 
 def test_pressure_is_a_share_of_the_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,12 +8,14 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components.artifacts import Artifact, DatasetSpec, EngineSpec
-from components.benchmark.accuracy import paired_accuracies
-from components.benchmark.figures import LEVELS, best_fp32, figures, timings
-from components.benchmark.rounds import Round, Rounds
-from components.benchmark.stage import BenchmarkConfig
-from components.benchmark.statistics import quantile
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact
+from hpml.measuring.accuracy import paired_accuracies
+from hpml.measuring.config import BenchmarkConfig
+from hpml.measuring.figures import LEVELS, best_fp32, figures, timings
+from hpml.measuring.rounds import Round, Rounds
+from hpml.measuring.statistics import quantile
 
 Engines = dict[str, Artifact[EngineSpec]]
 REFERENCE = "fp32/eager"

@@ -13,15 +13,15 @@ import numpy as np
 import onnx
 import pytest
 
-from components.benchmark.protocol import Bench
-from components.benchmark.scenarios import early_stopping, loadgen, run_all
-from components.benchmark.scenarios.backends import Asked, Backend, Loadgen, Ours
-from components.benchmark.stage import BenchmarkConfig, Quiet
-from components.benchmark.statistics import quantile, rate
-from components.benchmark.subjects import OnnxSubject
-from components.contract import Output
-from components.errors import ConfigInvalid
-from components.measurements import Interval
+from hpml.artifacts.interval import Interval
+from hpml.core.contract import Output
+from hpml.core.errors import ConfigInvalid
+from hpml.measuring.bench import Bench
+from hpml.measuring.config import BenchmarkConfig, Quiet
+from hpml.measuring.scenarios import early_stopping, loadgen, run_all
+from hpml.measuring.scenarios.backends import Asked, Backend, Loadgen, Ours
+from hpml.measuring.statistics import quantile, rate
+from hpml.measuring.subjects import OnnxSubject
 
 MakeBench = Callable[..., Bench]
 CONFIG = BenchmarkConfig(

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components.benchmark import outputs
-from components.benchmark.subjects import OnnxSubject, ServerSubject, TorchSubject
-from components.benchmark.subjects.tensors import parse_input
-from components.page.bench import output_rows, outputs_in_words
+from hpml.measuring import outputs
+from hpml.measuring.subjects import OnnxSubject, ServerSubject, TorchSubject
+from hpml.measuring.subjects.tensors import parse_input
+from hpml.pipelines.pages.bench import output_rows, outputs_in_words
 from tests.small_subjects import MODEL_OF_THE_USER, inference_server, write_image_model, write_text_model
 
 

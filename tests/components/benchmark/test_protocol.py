@@ -13,18 +13,21 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.__main__ import Job, execute
-from components.artifacts import Artifact, DatasetSpec, EngineSpec, open_artifact
-from components.benchmark.engine_process import EngineProcess
-from components.benchmark.protocol import Bench, Disturbed, batch_sizes, round_orders, time_rounds
-from components.benchmark.rounds import Kept
-from components.benchmark.stage import BenchmarkConfig
-from components.benchmark.subjects import EngineSubject
-from components.benchmark.watch import WAITED
-from components.contract import Output
-from components.errors import GateFailed, StageFailed
-from components.hardware import usable_cpus
-from components.images import load_split, to_x_nchw
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact, open_artifact
+from hpml.components.__main__ import Job, execute
+from hpml.core.contract import Output
+from hpml.core.errors import GateFailed, StageFailed
+from hpml.core.hardware import usable_cpus
+from hpml.measuring.bench import Bench, Disturbed, batch_sizes
+from hpml.measuring.config import BenchmarkConfig
+from hpml.measuring.machine.watch import WAITED
+from hpml.measuring.process.engine_process import EngineProcess
+from hpml.measuring.protocol import time_rounds
+from hpml.measuring.rounds import Kept, round_orders
+from hpml.measuring.subjects import EngineSubject
+from hpml.tasks.images import load_split, to_x_nchw
 
 Engines = dict[str, Artifact[EngineSpec]]
 FAST = BenchmarkConfig(
@@ -245,7 +248,7 @@ def test_a_machine_that_is_never_quiet_gives_no_figure_and_says_why(
     config = FAST.model_copy(update={**budget, "require_quiet": strict})
     place = tmp_path / "measured"
     job = Job(
-        run="components.benchmark.stage:run",
+        run="hpml.components.benchmark.stage:run",
         config=config.model_dump(mode="json"),
         inputs={
             "engines": {name: str(digits_engines[name].path) for name in ("fp32/onnx", "int8/onnx")},

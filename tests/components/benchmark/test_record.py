@@ -10,12 +10,19 @@ import numpy as np
 import pytest
 from pydantic import JsonValue
 
-from components.benchmark.record import RECORD, SAMPLES, BenchRecord, SubjectRecord, analysed, read_again
-from components.benchmark.rounds import Round, Rounds
-from components.benchmark.samples import read_samples, write_samples
-from components.benchmark.stage import BenchmarkConfig
-from components.errors import ConfigInvalid
-from components.measurements import MeasurementsSpec
+from hpml.artifacts.measurements import MeasurementsSpec
+from hpml.core.errors import ConfigInvalid
+from hpml.measuring.config import BenchmarkConfig
+from hpml.measuring.rounds import Round, Rounds
+from hpml.measuring.samples import read_samples, write_samples
+from hpml.pipelines.commands.bench_record import (
+    RECORD,
+    SAMPLES,
+    BenchRecord,
+    SubjectRecord,
+    analysed,
+    read_again,
+)
 
 REFERENCE = "small.onnx"
 LAUNCHES = (4, 4, 3, 4, 5)

@@ -10,12 +10,13 @@ from typing import Any
 
 import pytest
 
-from components import hardware
-from components.benchmark import energy, gpu
-from components.benchmark.energy import measure_energy, rapl_counter
-from components.benchmark.protocol import Disturbed, Launches
-from components.benchmark.resources import Energy, over_launches, resource_figures
-from components.measurements import Interval, Throughput
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import Throughput
+from hpml.core import hardware
+from hpml.measuring.bench import Disturbed, Launches
+from hpml.measuring.machine import energy, gpu
+from hpml.measuring.machine.energy import measure_energy, rapl_counter
+from hpml.measuring.resources import Energy, over_launches, resource_figures
 
 
 def test_the_interval_over_launches_is_students_on_the_logarithm() -> None:

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.benchmark import scenarios
-from components.benchmark.protocol import Bench
-from components.benchmark.scenarios import early_stopping, workload
-from components.benchmark.scenarios.base import ROUNDS
-from components.benchmark.scenarios.bisection import PRECISION, Bisection
-from components.benchmark.stage import BenchmarkConfig, Quiet
-from components.benchmark.statistics import samples_needed
-from components.benchmark.watch import Slice
-from components.measurements import ScenarioFigures
+from hpml.artifacts.measurements import ScenarioFigures
+from hpml.measuring import scenarios
+from hpml.measuring.bench import Bench
+from hpml.measuring.config import BenchmarkConfig, Quiet
+from hpml.measuring.machine.watch import Slice
+from hpml.measuring.scenarios import early_stopping, workload
+from hpml.measuring.scenarios.base import ROUNDS
+from hpml.measuring.scenarios.bisection import PRECISION, Bisection
+from hpml.measuring.statistics import samples_needed
 
 MakeBench = Callable[..., Bench]
 ANY_MACHINE = BenchmarkConfig(

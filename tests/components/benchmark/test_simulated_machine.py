@@ -8,11 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.benchmark.paired import AtBatch1, missing
-from components.benchmark.protocol import time_rounds
-from components.benchmark.stage import BenchmarkConfig
-from components.contract import Output
-from components.measurements import Interval
+from hpml.artifacts.interval import Interval
+from hpml.core.contract import Output
+from hpml.measuring.config import BenchmarkConfig
+from hpml.measuring.paired import AtBatch1, missing
+from hpml.measuring.protocol import time_rounds
 from tests.components.benchmark.simulated_machine import (
     SimulatedBench,
     SimulatedEngine,

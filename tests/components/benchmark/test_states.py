@@ -7,8 +7,8 @@ import os
 import numpy as np
 import pytest
 
-from components.benchmark.core_distance import CoreDistance
-from components.benchmark.states import find_states
+from hpml.measuring.machine.core_distance import CoreDistance
+from hpml.measuring.machine.state_clusters import find_states
 
 RANDOM = np.random.default_rng(0)
 

@@ -10,16 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra.numpy import arrays
 
-from components.benchmark.statistics import (
-    mixture,
-    paired_ratio,
-    quantile,
-    rate,
-    samples_needed,
-    student_t,
-    wilson,
-)
-from components.measurements import Interval
+from hpml.artifacts.interval import Interval
+from hpml.measuring.statistics import mixture, paired_ratio, quantile, rate, samples_needed, student_t, wilson
 from tests.measure_coverage import (
     LAUNCHED_SHAPE,
     SHAPES,

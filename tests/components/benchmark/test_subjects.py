@@ -16,17 +16,18 @@ import onnx
 import pytest
 from pydantic import TypeAdapter
 
-from components import hardware
-from components.artifacts import (
-    Artifact,
-    BundleSpec,
-    EngineSpec,
-    RegistrationSpec,
-    open_artifact,
-    seal_artifact,
-)
-from components.benchmark.engine_process import EngineProcess
-from components.benchmark.subjects import (
+from hpml.artifacts.bundle import BundleSpec
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact, open_artifact, seal_artifact
+from hpml.artifacts.measurements import EngineFigures, EngineSettings
+from hpml.artifacts.registration import RegistrationSpec
+from hpml.components.deploy import stage as deploy
+from hpml.components.deploy.config import DeployConfig
+from hpml.core import hardware
+from hpml.core.errors import ConfigInvalid, HpmlError, StageFailed, Unavailable
+from hpml.measuring.goals import DECISION_FILE, DecisionRecord, Goals, Verdict
+from hpml.measuring.process.engine_process import EngineProcess
+from hpml.measuring.subjects import (
     SUBJECTS,
     AnySubject,
     BundleSubject,
@@ -34,14 +35,9 @@ from components.benchmark.subjects import (
     ServerSubject,
     TorchSubject,
 )
-from components.benchmark.subjects.server import parse_url
-from components.benchmark.subjects.tensors import FromOutside, Tensor, parse_input, write_arrays
-from components.deploy import stage as deploy
-from components.deploy.stage import DeployConfig
-from components.errors import ConfigInvalid, HpmlError, StageFailed, Unavailable
-from components.goals import DECISION_FILE, DecisionRecord, Goals, Verdict
-from components.measurements import EngineFigures, EngineSettings
-from components.targets.onnx_session import session_options
+from hpml.measuring.subjects.server import parse_url
+from hpml.measuring.subjects.tensors import FromOutside, Tensor, parse_input, write_arrays
+from hpml.targets.onnx_session import session_options
 from tests.small_subjects import (
     MODEL_OF_THE_USER,
     InferenceServer,
@@ -601,7 +597,7 @@ def test_an_answer_that_is_garbage_is_refused(body: bytes) -> None:
 
 
 def test_an_answer_that_is_too_large_is_not_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("components.benchmark.subjects.server._LARGEST_ANSWER", 1024 * 1024)
+    monkeypatch.setattr("hpml.measuring.subjects.server._LARGEST_ANSWER", 1024 * 1024)
     refused = pytest.raises(Unavailable, match="answers with more than 1 MiB")
     with inference_server(answer=lambda _: (200, bytes(2 * 1024 * 1024))) as server, refused:
         at(server).signature({})

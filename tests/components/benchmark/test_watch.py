@@ -13,10 +13,10 @@ from contextlib import contextmanager
 import numpy as np
 import pytest
 
-from components.benchmark.run_queue import Reading, RunQueue, Waited
-from components.benchmark.stage import Quiet
-from components.benchmark.watch import STOLEN, THROTTLED, WAITED, Snapshot, Watch, undisturbed
-from components.hardware import usable_cpus
+from hpml.core.hardware import usable_cpus
+from hpml.measuring.config import Quiet
+from hpml.measuring.machine.run_queue import Reading, RunQueue, Waited
+from hpml.measuring.machine.watch import STOLEN, THROTTLED, WAITED, Snapshot, Watch, undisturbed
 
 CPUS = len(os.sched_getaffinity(0))
 QUIET = Snapshot(

@@ -10,7 +10,8 @@ import time
 import numpy as np
 import pytest
 
-from components.ceilings.bandwidth import (
+from hpml.artifacts.ceilings import BandwidthPoint
+from hpml.components.ceilings.bandwidth import (
     ARRAYS,
     Crew,
     Kernel,
@@ -19,9 +20,8 @@ from components.ceilings.bandwidth import (
     largest_of_a_thread,
     probes,
 )
-from components.ceilings.memory_levels import MemoryLevels
-from components.ceilings.rounds import prepare
-from components.measurements import BandwidthPoint
+from hpml.components.ceilings.memory_levels import MemoryLevels
+from hpml.components.ceilings.rounds import prepare
 
 KIB = 2**10
 CPUS = sorted(os.sched_getaffinity(0))

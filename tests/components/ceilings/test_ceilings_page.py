@@ -8,15 +8,17 @@ from xml.etree.ElementTree import Element
 
 import pytest
 
-from components.measurements import BandwidthPoint, CeilingsSpec, CoreDistances, GemmPoint, Interval
-from components.page.ceilings import (
+from hpml.artifacts.ceilings import BandwidthPoint, CeilingsSpec, GemmPoint
+from hpml.artifacts.core_state import CoreDistances
+from hpml.artifacts.interval import Interval
+from hpml.reporting.ceilings import (
     bandwidth_ceilings,
     binary_size,
     ceilings_page,
     ceilings_section,
     gemm_ceilings,
 )
-from components.page.markup import to_html
+from hpml.reporting.markup import to_html
 
 KIB = 2**10
 ONE_CPU = CoreDistances(cpus=(0,), usable_cpus=1)

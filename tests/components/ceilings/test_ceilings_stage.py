@@ -9,16 +9,16 @@ from typing import Any
 
 import pytest
 
-from components.artifacts import Artifact
-from components.benchmark.stage import Quiet
-from components.benchmark.watch import Slice, Watch
-from components.ceilings import measure
-from components.ceilings import stage as ceilings
-from components.ceilings.stage import CeilingsConfig
-from components.contract import Output, validate
-from components.errors import ConfigInvalid
-from components.hardware import usable_cpus
-from components.measurements import CeilingsSpec
+from hpml.artifacts.ceilings import CeilingsSpec
+from hpml.artifacts.folder import Artifact
+from hpml.components.ceilings import measure
+from hpml.components.ceilings import stage as ceilings
+from hpml.components.ceilings.config import CeilingsConfig
+from hpml.core.contract import Output, validate
+from hpml.core.errors import ConfigInvalid
+from hpml.core.hardware import usable_cpus
+from hpml.measuring.config import Quiet
+from hpml.measuring.machine.watch import Slice, Watch
 
 CONFIG = CeilingsConfig(gemm_sizes=(64, 128), rounds=5, time_budget_s=3)
 

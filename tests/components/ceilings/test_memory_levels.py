@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from components.ceilings.memory_levels import MemoryLevels
-from components.memory import available_bytes
+from hpml.components.ceilings.memory_levels import MemoryLevels
+from hpml.core.memory import available_bytes
 
 KIB, MIB = 2**10, 2**20
 

@@ -7,9 +7,9 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from components.ceilings.rounds import MIN_ROUNDS, NotMeasurable, Probe, Timed, prepare, rates_by_round
-from components.errors import Terminated
-from components.measurements import GemmPoint
+from hpml.artifacts.ceilings import GemmPoint
+from hpml.components.ceilings.rounds import MIN_ROUNDS, NotMeasurable, Probe, Timed, prepare, rates_by_round
+from hpml.core.errors import Terminated
 
 POINT = GemmPoint(device="cpu", precision="fp32", library="none", threads=1, size=64)
 

@@ -5,8 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from components.ceilings.stability import figure, log_t_interval
-from components.measurements import BandwidthPoint, CeilingsSpec, Interval
+from hpml.artifacts.ceilings import BandwidthPoint, CeilingsSpec
+from hpml.artifacts.interval import Interval
+from hpml.components.ceilings.stability import figure, log_t_interval
 
 
 @pytest.mark.parametrize("rounds", [5, 7, 20])

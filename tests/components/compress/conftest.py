@@ -9,9 +9,11 @@ import pytest
 import torch
 from torch import Tensor, nn
 
-from components.artifacts import Artifact, DatasetSpec, ModelSpec
-from components.compress import Prune
-from components.compress import stage as compress
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.model import ModelSpec
+from hpml.components.compress import Prune
+from hpml.components.compress import stage as compress
 
 
 @pytest.fixture(scope="session")

@@ -5,13 +5,15 @@ from __future__ import annotations
 import pytest
 from torch import nn
 
-from components import models
-from components.artifacts import ArchitectureSpec, InputSpec, ModelSpec, open_artifact, seal_artifact
-from components.compress import Distill, Prune, Quantize
-from components.compress import stage as compress
-from components.compress.applicability import why_not
-from components.export import stage as export
-from components.targets import Onnx
+from hpml import models
+from hpml.artifacts.folder import open_artifact, seal_artifact
+from hpml.artifacts.model import ArchitectureSpec, ModelSpec
+from hpml.artifacts.model_input import InputSpec
+from hpml.components.compress import Distill, Prune, Quantize
+from hpml.components.compress import stage as compress
+from hpml.components.compress.applicability import why_not
+from hpml.components.export import stage as export
+from hpml.targets import Onnx
 
 VIT = ArchitectureSpec(name="vit", arguments={"image_size": 8, "dim": 16, "depth": 1, "heads": 2})
 NOT_PRUNABLE = "prune cannot prune a network with Vit weights"

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 
-from components import models
-from components.artifacts import open_artifact, seal_artifact
-from components.compress import AnyMethod, Distill
-from components.compress import stage as compress
-from components.contract import validate
-from components.errors import ConfigInvalid
-from components.training.config import Augment
-from components.training.loop import evaluate
+from hpml import models
+from hpml.artifacts.folder import open_artifact, seal_artifact
+from hpml.components.compress import AnyMethod, Distill
+from hpml.components.compress import stage as compress
+from hpml.core.contract import validate
+from hpml.core.errors import ConfigInvalid
+from hpml.training.config import Augment
+from hpml.training.loop import evaluate
 
 PLAIN = Augment(shift=0, rotation_degrees=0, scale=0)
 

@@ -8,11 +8,11 @@ import pytest
 import torch
 from torch import nn
 
-from components import models
-from components.compress import METHODS, AnyMethod, Method, Prune
-from components.compress import stage as compress
-from components.contract import Output, validate
-from components.errors import ConfigInvalid, StageFailed
+from hpml import models
+from hpml.components.compress import METHODS, AnyMethod, Method, Prune
+from hpml.components.compress import stage as compress
+from hpml.core.contract import Output, validate
+from hpml.core.errors import ConfigInvalid, StageFailed
 
 FAST = {"distill": {"epochs": 1}, "quantize": {"calibration_samples": 16}}
 

@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from components import models
-from components.artifacts import ArchitectureSpec, InputSpec
-from components.compress import Prune
-from components.compress import stage as compress
-from components.compress.channels import Group, _kept, remove_channels
-from components.errors import ConfigInvalid, ExitCode
-from components.models.channel_plan import apply_channel_plan, channel_plan, layer_sizes
+from hpml import models
+from hpml.artifacts.model import ArchitectureSpec
+from hpml.artifacts.model_input import InputSpec
+from hpml.components.compress import Prune
+from hpml.components.compress import stage as compress
+from hpml.components.compress.channels import Group, _kept, remove_channels
+from hpml.core.errors import ConfigInvalid, ExitCode
+from hpml.models.channel_plan import apply_channel_plan, channel_plan, layer_sizes
 
 INPUT = InputSpec(shape_chw=(1, 8, 8), mean=(0.0,), std=(1.0,))
 RESNET = ArchitectureSpec(name="resnet18", arguments={"width": 16})

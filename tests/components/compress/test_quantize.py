@@ -11,15 +11,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from components import models
-from components.artifacts import QuantizationSpec
-from components.compress import Distill, Prune, Quantize
-from components.compress import stage as compress
-from components.compress.rows import stratified_rows
-from components.compress.simulate import simulate_int8
-from components.errors import ConfigInvalid
-from components.export import stage as export
-from components.targets import Onnx
+from hpml import models
+from hpml.artifacts.model import QuantizationSpec
+from hpml.components.compress import Distill, Prune, Quantize
+from hpml.components.compress import stage as compress
+from hpml.components.compress.rows import stratified_rows
+from hpml.components.compress.simulate import simulate_int8
+from hpml.components.export import stage as export
+from hpml.core.errors import ConfigInvalid
+from hpml.targets import Onnx
 
 
 def spec(**changes: object) -> QuantizationSpec:

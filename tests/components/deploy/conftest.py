@@ -10,28 +10,23 @@ from typing import Any
 
 import pytest
 
-from components.artifacts import (
-    Artifact,
-    BundleSpec,
-    DatasetSpec,
-    EngineSpec,
-    Lineage,
-    ModelSpec,
-    QuantizationSpec,
-    RegistrationSpec,
-    open_artifact,
-    seal_artifact,
-)
-from components.contract import Config, Output
-from components.deploy import stage as deploy
-from components.deploy.stage import DeployConfig
-from components.export import stage as export
-from components.goals import Goals
-from components.measurements import EngineFigures, EngineSettings, Interval, MeasurementsSpec
-from components.register import stage as register
-from components.register.stage import RegisterConfig
-from components.select import stage as select
-from components.targets import Eager, Onnx
+from hpml.artifacts.bundle import BundleSpec
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact, Lineage, open_artifact, seal_artifact
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import EngineFigures, EngineSettings, MeasurementsSpec
+from hpml.artifacts.model import ModelSpec, QuantizationSpec
+from hpml.artifacts.registration import RegistrationSpec
+from hpml.components.deploy import stage as deploy
+from hpml.components.deploy.config import DeployConfig
+from hpml.components.export import stage as export
+from hpml.components.register import stage as register
+from hpml.components.register.config import RegisterConfig
+from hpml.components.select import stage as select
+from hpml.core.contract import Config, Output
+from hpml.measuring.goals import Goals
+from hpml.targets import Eager, Onnx
 
 
 def lineage(**parents: str) -> Lineage:

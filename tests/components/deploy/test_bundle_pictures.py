@@ -22,13 +22,13 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from components import pictures
-from components.contract import Output
-from components.deploy import stage as deploy
-from components.deploy.stage import DeployConfig
-from components.errors import GateFailed
-from components.prepare.image_files import read_image_folder
-from components.prepare.picture_facts import facts_of, for_arrays
+from hpml.components.deploy import stage as deploy
+from hpml.components.deploy.config import DeployConfig
+from hpml.components.prepare.image_files import read_image_folder
+from hpml.components.prepare.picture_facts import facts_of, for_arrays
+from hpml.core.contract import Output
+from hpml.core.errors import GateFailed
+from hpml.tasks import pictures
 from tests.components.deploy.conftest import perform, resealed
 from tests.draw_golden_pictures import ORIENTATION, chart
 

@@ -20,12 +20,14 @@ import onnxruntime
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
 
-from components.artifacts import Artifact, BundleSpec, DatasetSpec, open_artifact, seal_artifact
-from components.deploy import stage as deploy
-from components.deploy.stage import DeployConfig
-from components.errors import GateFailed, StageFailed
-from components.images import load_split
-from components.measurements import EngineSettings
+from hpml.artifacts.bundle import BundleSpec
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.folder import Artifact, open_artifact, seal_artifact
+from hpml.artifacts.measurements import EngineSettings
+from hpml.components.deploy import stage as deploy
+from hpml.components.deploy.config import DeployConfig
+from hpml.core.errors import GateFailed, StageFailed
+from hpml.tasks.images import load_split
 from tests.components.deploy.conftest import chosen_and_registered, exported_int8, resealed
 
 ENGINE = "model_repository/digits/1/model.onnx"
@@ -33,7 +35,7 @@ ENGINE = "model_repository/digits/1/model.onnx"
 # As `python`, in a process that has numpy and onnxruntime and whose torch, or project, cannot be imported.
 CLEAN = """\
 import runpy, sys
-for name in ("torch", "components", "onnx"):
+for name in ("torch", "hpml", "onnx"):
     sys.modules[name] = None
 sys.argv = sys.argv[1:]
 sys.path.insert(0, ".")

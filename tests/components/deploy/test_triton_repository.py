@@ -12,11 +12,12 @@ from typing import Any
 
 import pytest
 
-from components.artifacts import Artifact, BundleSpec, open_artifact, seal_artifact
-from components.deploy import stage as deploy
-from components.deploy.stage import DeployConfig
-from components.deploy.triton_repository import Refused, place
-from components.goals import DECISION_FILE, DecisionRecord
+from hpml.artifacts.bundle import BundleSpec
+from hpml.artifacts.folder import Artifact, open_artifact, seal_artifact
+from hpml.components.deploy import stage as deploy
+from hpml.components.deploy.config import DeployConfig
+from hpml.components.deploy.triton_repository import Refused, place
+from hpml.measuring.goals import DECISION_FILE, DecisionRecord
 from tests.components.deploy.conftest import perform, resealed
 
 
@@ -204,7 +205,7 @@ def test_a_repository_that_is_not_there_is_named(deployed: Artifact[BundleSpec],
 def test_wrong_arguments_are_a_usage_error(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from components.deploy import triton_repository
+    from hpml.components.deploy import triton_repository
 
     monkeypatch.setattr(sys, "argv", ["triton_repository.py", *arguments])
     with pytest.raises(SystemExit, match="2"):

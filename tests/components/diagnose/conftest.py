@@ -14,32 +14,20 @@ import onnx
 import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from components.artifacts import (
-    Artifact,
-    DatasetSpec,
-    EngineSpec,
-    InputSpec,
-    QuantizationSpec,
-    SplitSpec,
-    open_artifact,
-    seal_artifact,
-)
-from components.contract import validate
-from components.diagnose import stage as diagnose
-from components.measurements import (
-    BandwidthPoint,
-    CeilingsSpec,
-    DiagnosisSpec,
-    EngineFigures,
-    EngineSettings,
-    GemmPoint,
-    Interval,
-    MeasurementsSpec,
-    Throughput,
-)
-from components.targets import AnyTarget
-from components.targets.onnx_graph import save_graph, to_int8
-from components.targets.tensorrt import GRAPH, without_weights
+from hpml.artifacts.ceilings import BandwidthPoint, CeilingsSpec, GemmPoint
+from hpml.artifacts.dataset import DatasetSpec, SplitSpec
+from hpml.artifacts.diagnosis import DiagnosisSpec
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact, open_artifact, seal_artifact
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import EngineFigures, EngineSettings, MeasurementsSpec, Throughput
+from hpml.artifacts.model import QuantizationSpec
+from hpml.artifacts.model_input import InputSpec
+from hpml.components.diagnose import stage as diagnose
+from hpml.core.contract import validate
+from hpml.targets import AnyTarget
+from hpml.targets.onnx_graph import save_graph, to_int8
+from hpml.targets.tensorrt import GRAPH, without_weights
 from tests.conftest import LINEAGE
 
 THREADS = 2

@@ -10,14 +10,16 @@ import onnx
 import onnxruntime
 import pytest
 
-from components import errors
-from components.artifacts import Artifact, DatasetSpec, ModelSpec
-from components.diagnose import onnx_profile
-from components.diagnose.layers import Layer, Profile, requests_within, typical_us
-from components.diagnose.stage import DiagnoseConfig
-from components.errors import StageFailed
-from components.targets import Eager, Onnx
-from components.targets.onnx_session import OnnxSession, single_requests
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.model import ModelSpec
+from hpml.components.diagnose import onnx_profile
+from hpml.components.diagnose.config import DiagnoseConfig
+from hpml.components.diagnose.layers import Layer, Profile, requests_within, typical_us
+from hpml.core import errors
+from hpml.core.errors import StageFailed
+from hpml.targets import Eager, Onnx
+from hpml.targets.onnx_session import OnnxSession, single_requests
 from tests.components.diagnose.conftest import MakeEngine, Network
 
 QUICK = DiagnoseConfig(requests=20, seconds=0.2)
@@ -129,9 +131,9 @@ def test_shifting_the_signs_changes_no_answer(make_engine: MakeEngine, tmp_path:
 def test_torch_eager_and_onnx_count_the_same(
     small_model: Artifact[ModelSpec], digits_data: Artifact[DatasetSpec], run_stage: Any, tmp_path: Path
 ) -> None:
-    from components.diagnose import torch_profile
-    from components.export import stage as export
-    from components.images import load_split, to_x_nchw
+    from hpml.components.diagnose import torch_profile
+    from hpml.components.export import stage as export
+    from hpml.tasks.images import load_split, to_x_nchw
 
     engines = [
         run_stage(export.run, target, model=small_model, data=digits_data) for target in (Eager(), Onnx())

@@ -11,18 +11,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components.artifacts import Artifact, EngineSpec
-from components.diagnose import onnx_nodes, onnx_profile
-from components.diagnose.examine import facts_of, vector_lanes
-from components.diagnose.layers import Profile
-from components.diagnose.roofs import Roofs
-from components.diagnose.rules import RULES, findings
-from components.diagnose.stage import DiagnoseConfig
-from components.diagnose.tensorrt_profile import layers_of
-from components.diagnose.verdict import verdict
-from components.measurements import CeilingsSpec, CoreState, StateFigures
-from components.targets.onnx_session import single_requests
-from components.targets.tensorrt import GRAPH
+from hpml.artifacts.ceilings import CeilingsSpec
+from hpml.artifacts.core_state import CoreState
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.measurements import StateFigures
+from hpml.components.diagnose import onnx_nodes, onnx_profile
+from hpml.components.diagnose.config import DiagnoseConfig
+from hpml.components.diagnose.examine import facts_of, vector_lanes
+from hpml.components.diagnose.layers import Profile
+from hpml.components.diagnose.roofs import Roofs
+from hpml.components.diagnose.rules import RULES, findings
+from hpml.components.diagnose.tensorrt_profile import layers_of
+from hpml.components.diagnose.verdict import verdict
+from hpml.targets.onnx_session import single_requests
+from hpml.targets.tensorrt import GRAPH
 from tests.components.diagnose import tensorrt_by_hand as by_hand
 from tests.components.diagnose.conftest import (
     THREADS,

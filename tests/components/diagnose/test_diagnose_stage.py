@@ -6,9 +6,10 @@ from typing import Any
 
 import pytest
 
-from components.diagnose.layers import Layer
-from components.diagnose.roofs import Roofs, model_bound
-from components.measurements import CeilingsSpec, EngineSettings
+from hpml.artifacts.ceilings import CeilingsSpec
+from hpml.artifacts.measurements import EngineSettings
+from hpml.components.diagnose.layers import Layer
+from hpml.components.diagnose.roofs import Roofs, model_bound
 from tests.components.diagnose.conftest import (
     Diagnose,
     MakeEngine,

@@ -13,15 +13,19 @@ import onnx
 import pytest
 from onnx import TensorProto, helper
 
-from components.artifacts import Artifact, DatasetSpec, EngineSpec, InputSpec, ModelSpec
-from components.diagnose import onnx_nodes, tensorrt_profile
-from components.diagnose.layers import Layer, Profile
-from components.diagnose.onnx_nodes import GraphNode
-from components.diagnose.stage import DiagnoseConfig
-from components.errors import StageFailed
-from components.targets import TensorRT
-from components.targets.onnx_graph import export_graph, save_graph, to_fp16
-from components.targets.tensorrt import GRAPH, without_weights
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.model import ModelSpec
+from hpml.artifacts.model_input import InputSpec
+from hpml.components.diagnose import onnx_nodes, tensorrt_profile
+from hpml.components.diagnose.config import DiagnoseConfig
+from hpml.components.diagnose.layers import Layer, Profile
+from hpml.components.diagnose.onnx_nodes import GraphNode
+from hpml.core.errors import StageFailed
+from hpml.targets import TensorRT
+from hpml.targets.onnx_graph import export_graph, save_graph, to_fp16
+from hpml.targets.tensorrt import GRAPH, without_weights
 from tests.components.diagnose import tensorrt_by_hand as by_hand
 from tests.components.diagnose.conftest import Diagnose, MakeEngine, make_gpu_ceilings
 
@@ -61,7 +65,7 @@ def test_nodes_are_counted_by_hand(nodes: dict[str, GraphNode]) -> None:
 def test_a_graph_without_its_weights_says_the_same_of_its_nodes(
     small_model: Artifact[ModelSpec], precision: str, tmp_path: Path
 ) -> None:
-    from components import models
+    from hpml import models
 
     spec = small_model.spec.input
     whole, outline = tmp_path / "whole.onnx", tmp_path / "outline.onnx"
@@ -263,8 +267,8 @@ def test_an_engine_without_its_graph_is_not_diagnosed(
 def test_a_real_plan(
     small_model: Artifact[ModelSpec], digits_data: Artifact[DatasetSpec], run_stage: Any, precision: Any
 ) -> None:
-    from components.export import stage as export
-    from components.images import load_split, to_x_nchw
+    from hpml.components.export import stage as export
+    from hpml.tasks.images import load_split, to_x_nchw
 
     config = TensorRT(float_precision=precision, max_batch=8)
     engine = run_stage(export.run, config, model=small_model, data=digits_data)

@@ -7,11 +7,14 @@ from typing import Any
 
 import pytest
 
-from components.artifacts import Artifact, DatasetSpec, EngineSpec, ModelSpec
-from components.compress import Quantize
-from components.compress import stage as compress
-from components.export import stage as export
-from components.targets import Onnx
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.model import ModelSpec
+from hpml.components.compress import Quantize
+from hpml.components.compress import stage as compress
+from hpml.components.export import stage as export
+from hpml.targets import Onnx
 
 
 @pytest.fixture(scope="session")

@@ -12,17 +12,18 @@ from hypothesis import given
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from components.artifacts import build_of, copy_engine, open_artifact, read_manifest
-from components.benchmark.subjects import EngineSubject
-from components.compress import Quantize
-from components.compress import stage as compress
-from components.contract import Output
-from components.errors import ConfigInvalid, ExitCode, GateFailed, StageFailed
-from components.export import gate
-from components.export import stage as export
-from components.export.gate import compare, objections
-from components.images import load_split, predict_split, top1_accuracy
-from components.targets import TOLERANCES, Eager, Onnx, TensorRT, Tolerance
+from hpml.artifacts.engine import build_of, copy_engine
+from hpml.artifacts.folder import open_artifact, read_manifest
+from hpml.components.compress import Quantize
+from hpml.components.compress import stage as compress
+from hpml.components.export import gate
+from hpml.components.export import stage as export
+from hpml.components.export.gate import compare, objections
+from hpml.core.contract import Output
+from hpml.core.errors import ConfigInvalid, ExitCode, GateFailed, StageFailed
+from hpml.measuring.subjects import EngineSubject
+from hpml.targets import TOLERANCES, Eager, Onnx, TensorRT, Tolerance
+from hpml.tasks.images import load_split, predict_split, top1_accuracy
 
 
 def test_engine_is_described_and_its_figures_are_its_own(onnx_fp32, small_model, digits_data):
@@ -127,14 +128,14 @@ def test_what_no_runtime_opens_is_not_of_the_engines_size(tmp_path, small_model,
 
 
 def test_a_missing_gpu_is_reported_not_built(run_stage, small_model, digits_data, monkeypatch):
-    monkeypatch.setattr("components.hardware.gpu_names", tuple)
+    monkeypatch.setattr("hpml.core.hardware.gpu_names", tuple)
     engine = run_stage(export.run, TensorRT(), model=small_model, data=digits_data)
     assert (engine.spec.status, engine.spec.reason) == ("not built", "this machine has no NVIDIA GPU")
     assert not engine.manifest.files and engine.spec.size_bytes == 0
 
 
 def test_a_missing_gpu_is_refused_where_the_recipe_insists(run_stage, small_model, digits_data, monkeypatch):
-    monkeypatch.setattr("components.hardware.gpu_names", tuple)
+    monkeypatch.setattr("hpml.core.hardware.gpu_names", tuple)
     with pytest.raises(ConfigInvalid, match="no NVIDIA GPU") as failure:
         run_stage(export.run, TensorRT(when_absent="refuse"), model=small_model, data=digits_data)
     assert failure.value.exit_code == ExitCode.CONFIG_INVALID

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 import torch
 
-from components import memory, models
-from components.artifacts import ArchitectureSpec
-from components.errors import ConfigInvalid, HpmlError, explained
-from components.models import limits
+from hpml import models
+from hpml.artifacts.model import ArchitectureSpec
+from hpml.core import memory
+from hpml.core.errors import ConfigInvalid, HpmlError, explained
+from hpml.models import limits
 
 
 def build(name: str, **arguments: Any) -> torch.nn.Module:
@@ -76,7 +77,7 @@ def test_a_tensor_of_the_users_code_that_does_not_fit_is_refused(users: Any) -> 
 
 
 def test_building_within_limits_draws_the_same_weights() -> None:
-    from components.models.resnet import resnet18
+    from hpml.models.resnet import resnet18
 
     torch.manual_seed(3)
     expected = resnet18(in_channels=1, num_classes=10, width=8).state_dict()
@@ -117,7 +118,7 @@ def test_the_limit_is_over_when_the_network_is_built(users: Any) -> None:
 
 def test_a_process_may_take_all_memory_and_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
     code = (
-        "import resource; from components import memory\n"
+        "import resource; from hpml.core import memory\n"
         "memory.total_bytes = lambda: 2**28; memory.hardware.gpu_names = lambda: ()\n"
         "memory.limit_process(); bytearray(2**27); print('half')\n"
         "bytearray(2**29)"

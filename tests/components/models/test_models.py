@@ -11,10 +11,12 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor, nn
 
-from components import models
-from components.artifacts import ArchitectureSpec, Artifact, InputSpec, ModelSpec
-from components.errors import ConfigInvalid, StageFailed
-from components.models.channel_plan import apply_channel_plan, channel_plan, layer_sizes
+from hpml import models
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.model import ArchitectureSpec, ModelSpec
+from hpml.artifacts.model_input import InputSpec
+from hpml.core.errors import ConfigInvalid, StageFailed
+from hpml.models.channel_plan import apply_channel_plan, channel_plan, layer_sizes
 
 INPUT = InputSpec(shape_chw=(3, 32, 32), mean=(0.0,) * 3, std=(1.0,) * 3)
 
@@ -53,14 +55,14 @@ def test_a_vit_tells_places_apart() -> None:
 
 
 def test_names() -> None:
-    assert models.import_path("cnn") == "components.models.cnn:cnn"
+    assert models.import_path("cnn") == "hpml.models.cnn:cnn"
     assert models.import_path("mine.nets:small") == "mine.nets:small"
     with pytest.raises(ConfigInvalid, match="did you mean 'resnet18'"):
         models.import_path("resnet81")
 
 
 def test_the_names_wake_no_torch() -> None:
-    code = "import sys, components.models; print('torch' in sys.modules)"
+    code = "import sys, hpml.models; print('torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "False"
 
@@ -69,7 +71,7 @@ def test_an_interruption_is_not_an_error_of_the_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "stopped_net.py").write_text(
-        "from components.errors import Terminated\nraise Terminated('stopped by SIGTERM')\n"
+        "from hpml.core.errors import Terminated\nraise Terminated('stopped by SIGTERM')\n"
     )
     monkeypatch.syspath_prepend(tmp_path)
     with pytest.raises(Exception, match=r"^stopped by SIGTERM$"):

@@ -11,12 +11,13 @@ import pytest
 from numpy.typing import NDArray
 from PIL import Image
 
-from components.artifacts import Artifact, DatasetSpec
-from components.contract import Output, validate
-from components.images import load_split
-from components.prepare import stage
-from components.prepare.sources import AnySource
-from components.prepare.sources.digits import Digits
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.folder import Artifact
+from hpml.components.prepare import stage
+from hpml.components.prepare.sources import AnySource
+from hpml.components.prepare.sources.digits import Digits
+from hpml.core.contract import Output, validate
+from hpml.tasks.images import load_split
 
 Prepare = Callable[..., Artifact[DatasetSpec]]
 

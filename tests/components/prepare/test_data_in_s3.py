@@ -12,9 +12,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from components.contract import Output
-from components.errors import StageFailed
-from components.prepare.sources import Folder, Npz
+from hpml.components.prepare.sources import Folder, Npz
+from hpml.core.contract import Output
+from hpml.core.errors import StageFailed
 
 
 @pytest.fixture(scope="module")

@@ -14,8 +14,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.errors import StageFailed
-from components.prepare.archive import Limits, extract
+from hpml.components.prepare.archive import Limits, extract
+from hpml.core.errors import StageFailed
 
 NOISE = np.random.default_rng(0).bytes(300_000)  # does not compress
 Member = tuple[str, bytes | None]

@@ -16,11 +16,11 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.errors import ExitCode, StageFailed
-from components.prepare.arrays import channel_statistics, new_images_file, padded_shape, write_split
-from components.prepare.checks import refuse
-from components.prepare.sources.base import Images
-from components.prepare.splits import Split, stratified, whole
+from hpml.components.prepare.arrays import channel_statistics, new_images_file, padded_shape, write_split
+from hpml.components.prepare.checks import refuse
+from hpml.components.prepare.sources.base import Images
+from hpml.components.prepare.splits import Split, stratified, whole
+from hpml.core.errors import ExitCode, StageFailed
 
 # -------------------------------------------------------------------------------------------------- the split
 
@@ -217,7 +217,7 @@ def test_a_refusal_is_one_line_exit_4_and_leaves_nothing(
     command = [
         sys.executable,
         "-m",
-        "components",
+        "hpml.components",
         "prepare",
         "--config",
         config,

@@ -16,12 +16,12 @@ import PIL
 import pytest
 from PIL import Image
 
-from components.contract import Events, Output
-from components.errors import StageFailed
-from components.prepare import stage
-from components.prepare.sources.cifar10 import Cifar10
-from components.prepare.sources.folder import Folder
-from components.prepare.sources.npz import Npz
+from hpml.components.prepare import stage
+from hpml.components.prepare.sources.cifar10 import Cifar10
+from hpml.components.prepare.sources.folder import Folder
+from hpml.components.prepare.sources.npz import Npz
+from hpml.core.contract import Events, Output
+from hpml.core.errors import StageFailed
 
 
 def png(width: int, height: int, pixels: bytes = b"") -> bytes:

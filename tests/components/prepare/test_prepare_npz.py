@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components.errors import ConfigInvalid, StageFailed
+from hpml.core.errors import ConfigInvalid, StageFailed
 
 
 @pytest.fixture

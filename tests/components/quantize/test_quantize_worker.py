@@ -12,12 +12,12 @@ import pytest
 from onnx import TensorProto, helper
 from PIL import Image
 
-from components.errors import ConfigInvalid, HpmlError, StageFailed
-from components.page.quantize import how_in_words
-from components.quantize import samples, worker
-from components.quantize.job import Bounds, Judgement, Preprocessing, Quantized, QuantizeJob
-from components.quantize.judge import judge
-from components.quantize.worker import quantize
+from hpml.core.errors import ConfigInvalid, HpmlError, StageFailed
+from hpml.pipelines.quantize import samples, worker
+from hpml.pipelines.quantize.job import Bounds, Judgement, Preprocessing, Quantized, QuantizeJob
+from hpml.pipelines.quantize.judge import judge
+from hpml.pipelines.quantize.page import how_in_words
+from hpml.pipelines.quantize.worker import quantize
 from tests.small_subjects import write_image_model, write_text_model, write_thief
 
 SHAPE = (3, 4, 4)

@@ -11,11 +11,15 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components import hardware
-from components.artifacts import Artifact, EngineSpec, InputSpec, Lineage, open_artifact, seal_artifact
-from components.goals import Goals
-from components.measurements import CoreState, EngineFigures, Interval, MeasurementsSpec
-from components.select import stage as select
+from hpml.artifacts.core_state import CoreState
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact, Lineage, open_artifact, seal_artifact
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
+from hpml.artifacts.model_input import InputSpec
+from hpml.components.select import stage as select
+from hpml.core import hardware
+from hpml.measuring.goals import Goals
 
 
 def lineage(**parents: str) -> Lineage:

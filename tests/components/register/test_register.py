@@ -15,13 +15,14 @@ import mlflow
 import pytest
 from pydantic import ValidationError
 
-from components.artifacts import Artifact, RegistrationSpec, open_artifact
-from components.errors import ConfigInvalid, ExitCode, StageFailed, Unavailable
-from components.goals import Goals
-from components.register import stage as register
-from components.register.references import references
-from components.register.stage import RegisterConfig
-from components.tracking import client, store_identity
+from hpml.artifacts.folder import Artifact, open_artifact
+from hpml.artifacts.registration import RegistrationSpec
+from hpml.components.register import stage as register
+from hpml.components.register.config import RegisterConfig
+from hpml.components.register.references import references
+from hpml.core.errors import ConfigInvalid, ExitCode, StageFailed, Unavailable
+from hpml.io.tracking import client, store_identity
+from hpml.measuring.goals import Goals
 from tests import measured_specs
 
 CONFIG = RegisterConfig(model_name="digits", tags={"team": "vision"})
@@ -245,7 +246,7 @@ def command(chosen: Any, out: Path, name: str = "digits") -> list[str]:
     config = RegisterConfig(model_name=name).model_dump_json()
     engine, measured = str(chosen.engine.path), str(chosen.measured.path)
     flags = ["--config", config, "--engine", engine, "--measured", measured, "--out", str(out)]
-    return [sys.executable, "-m", "components", "register", *flags]
+    return [sys.executable, "-m", "hpml.components", "register", *flags]
 
 
 def test_two_runs_at_once_make_one_version(registry: str, choose: Choose, tmp_path: Path) -> None:
@@ -275,13 +276,13 @@ def test_a_registry_that_cannot_be_reached_is_one_line_without_credentials(
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     # as an executor's fork: the entrypoint would wait two minutes for the registry, and say so
     job = {
-        "run": "components.register.stage:run",
+        "run": "hpml.components.register.stage:run",
         "config": {"model_name": "digits"},
         "inputs": {"engine": str(chosen.engine.path), "measured": str(chosen.measured.path)},
         "out": str(tmp_path / "out"),
         "events": str(tmp_path / "events.jsonl"),
     }
-    code = "import json, sys; from components.job import run_job; run_job(**json.loads(sys.argv[1]))"
+    code = "import json, sys; from hpml.steps.job import run_job; run_job(**json.loads(sys.argv[1]))"
     done = subprocess.run([sys.executable, "-c", code, json.dumps(job)], capture_output=True, text=True)
     assert done.returncode == ExitCode.UNAVAILABLE
     assert done.stdout == "" and len(done.stderr.splitlines()) == 1

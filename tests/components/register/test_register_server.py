@@ -17,9 +17,9 @@ from typing import Any
 import mlflow
 import pytest
 
-from components.artifacts import open_artifact
-from components.register.stage import RegisterConfig
-from components.tracking import Outbox, client, drain
+from hpml.artifacts.folder import open_artifact
+from hpml.components.register.config import RegisterConfig
+from hpml.io.tracking import Outbox, client, drain
 
 
 @pytest.fixture(scope="module")
@@ -67,7 +67,7 @@ def test_two_runs_register_at_once_over_http(
     chosen = choose(b"weights over http")
     config = RegisterConfig(model_name="served").model_dump_json()
     inputs = ["--engine", str(chosen.engine.path), "--measured", str(chosen.measured.path)]
-    command = [sys.executable, "-m", "components", "register", "--config", config, *inputs]
+    command = [sys.executable, "-m", "hpml.components", "register", "--config", config, *inputs]
     outs = [tmp_path / "out-1", tmp_path / "out-2"]
     both = [
         subprocess.Popen(

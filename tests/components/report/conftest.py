@@ -12,30 +12,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components.artifacts import (
-    ArchitectureSpec,
-    Artifact,
-    DatasetSpec,
-    EngineSpec,
-    InputSpec,
-    Lineage,
-    ModelSpec,
-    QuantizationSpec,
-    SplitSpec,
-    open_artifact,
-    seal_artifact,
-)
-from components.contract import Config
-from components.measurements import (
-    CeilingsSpec,
-    Conditions,
-    DiagnosisSpec,
-    EngineDiagnosis,
-    EngineFigures,
-    Interval,
-    MeasurementsSpec,
-    Throughput,
-)
+from hpml.artifacts.ceilings import CeilingsSpec
+from hpml.artifacts.dataset import DatasetSpec, SplitSpec
+from hpml.artifacts.diagnosis import DiagnosisSpec, EngineDiagnosis
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact, Lineage, open_artifact, seal_artifact
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import Conditions, EngineFigures, MeasurementsSpec, Throughput
+from hpml.artifacts.model import ArchitectureSpec, ModelSpec, QuantizationSpec
+from hpml.artifacts.model_input import InputSpec
+from hpml.core.contract import Config
 
 REFERENCE, BEST_FP32 = "fp32/eager", "fp32/onnx"
 ROUNDS, REQUESTS = 20, 50

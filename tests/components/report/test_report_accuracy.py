@@ -10,12 +10,12 @@ from xml.etree.ElementTree import Element
 import numpy as np
 import pytest
 
-from components.benchmark.accuracy import paired_accuracy
-from components.goals import Goals
-from components.measurements import PairedAccuracy
-from components.page.colours import colour_classes
-from components.report.content import Content, gather
-from components.report.sections.accuracy import accuracy_detail_section
+from hpml.artifacts.measurements import PairedAccuracy
+from hpml.components.report.content import Content, gather
+from hpml.components.report.sections.accuracy import accuracy_detail_section
+from hpml.measuring.accuracy import paired_accuracy
+from hpml.measuring.goals import Goals
+from hpml.reporting.colours import colour_classes
 
 MakeRun = Callable[..., Any]
 ROWS = 1000

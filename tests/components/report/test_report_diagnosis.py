@@ -8,21 +8,14 @@ from xml.etree.ElementTree import Element
 
 import pytest
 
-from components.measurements import (
-    BandwidthPoint,
-    CeilingsSpec,
-    DiagnosisSpec,
-    EngineDiagnosis,
-    Finding,
-    GemmPoint,
-    Interval,
-    LayerFigures,
-)
-from components.page.colours import colour_classes
-from components.page.format import shorten
-from components.page.markup import to_html
-from components.page.roofline import Point, roofline
-from components.report.sections.diagnosis import diagnosis_section
+from hpml.artifacts.ceilings import BandwidthPoint, CeilingsSpec, GemmPoint
+from hpml.artifacts.diagnosis import DiagnosisSpec, EngineDiagnosis, Finding, LayerFigures
+from hpml.artifacts.interval import Interval
+from hpml.components.report.sections.diagnosis import diagnosis_section
+from hpml.reporting.colours import colour_classes
+from hpml.reporting.format import shorten
+from hpml.reporting.markup import to_html
+from hpml.reporting.roofline import Point, roofline
 
 CLASSES = {"fp32/eager": "k0", "int8/onnx": "k1", "int8/tensorrt": "k2"}
 

@@ -9,12 +9,12 @@ from typing import Any
 
 import pytest
 
-from components import executor_input
-from components.artifacts import Artifact, read_manifest
-from components.executor_input import read_executor_input
-from components.goals import Goals
-from components.report import stage
-from components.report.summary import markdown
+from hpml.artifacts.folder import Artifact, read_manifest
+from hpml.components import executor_input
+from hpml.components.executor_input import read_executor_input
+from hpml.components.report import stage
+from hpml.components.report.summary import markdown
+from hpml.measuring.goals import Goals
 
 Report = Artifact[Any]
 

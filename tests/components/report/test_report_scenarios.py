@@ -8,11 +8,12 @@ from xml.etree.ElementTree import tostring
 
 import pytest
 
-from components.goals import Goals
-from components.measurements import ConcurrencyFigures, EngineFigures, Interval, ScenarioFigures
-from components.page.colours import colour_classes
-from components.report.content import Content, gather
-from components.report.sections.scenarios import scenarios_section
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import ConcurrencyFigures, EngineFigures, ScenarioFigures
+from hpml.components.report.content import Content, gather
+from hpml.components.report.sections.scenarios import scenarios_section
+from hpml.measuring.goals import Goals
+from hpml.reporting.colours import colour_classes
 
 
 def about(value: float) -> Interval:

@@ -14,14 +14,16 @@ from typing import Any
 import numpy as np
 import pytest
 
-from components.artifacts import Artifact, ReportSpec, open_artifact, seal_artifact
-from components.contract import Output
-from components.errors import StageFailed
-from components.goals import Goals
-from components.measurements import Conditions, Interval, MeasurementsSpec
-from components.page.costs import condition_facts
-from components.report.stage import run
-from components.report.summary import markdown
+from hpml.artifacts.folder import Artifact, open_artifact, seal_artifact
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import Conditions, MeasurementsSpec
+from hpml.artifacts.report import ReportSpec
+from hpml.components.report.stage import run
+from hpml.components.report.summary import markdown
+from hpml.core.contract import Output
+from hpml.core.errors import StageFailed
+from hpml.measuring.goals import Goals
+from hpml.reporting.costs import condition_facts
 from tests import measured_specs
 
 MakeRun = Callable[..., Any]

@@ -10,19 +10,12 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from components.measurements import Interval
-from components.page.colours import colour_classes, colour_of_training
-from components.page.format import bounds, duration, plain, shorten
-from components.page.labels import Box, Mark, place_labels
-from components.page.markup import node, number, to_html
-from components.page.svg import (
-    Scale,
-    linear_ticks,
-    log_ticks,
-    padded,
-    text_width,
-    tick_labels,
-)
+from hpml.artifacts.interval import Interval
+from hpml.reporting.colours import colour_classes, colour_of_training
+from hpml.reporting.format import bounds, duration, plain, shorten
+from hpml.reporting.labels import Box, Mark, place_labels
+from hpml.reporting.markup import node, number, to_html
+from hpml.reporting.svg import Scale, linear_ticks, log_ticks, padded, text_width, tick_labels
 
 positive = st.floats(1e-4, 1e6)
 

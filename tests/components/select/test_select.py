@@ -9,11 +9,14 @@ from typing import Any
 
 import pytest
 
-from components.artifacts import Artifact, EngineSpec, InputSpec, Lineage, open_artifact, seal_artifact
-from components.errors import ExitCode, GateFailed, StageFailed
-from components.goals import DecisionRecord, Goals
-from components.measurements import EngineFigures, Interval, MeasurementsSpec
-from components.select import stage as select
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact, Lineage, open_artifact, seal_artifact
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
+from hpml.artifacts.model_input import InputSpec
+from hpml.components.select import stage as select
+from hpml.core.errors import ExitCode, GateFailed, StageFailed
+from hpml.measuring.goals import DecisionRecord, Goals
 
 LINEAGE = Lineage(
     stage="fixture",

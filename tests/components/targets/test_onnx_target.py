@@ -14,13 +14,16 @@ import torch
 from onnx import TensorProto, helper, numpy_helper
 from torch import nn
 
-from components import hardware, models
-from components.artifacts import ArchitectureSpec, EngineSpec, InputSpec, QuantizationSpec
-from components.errors import StageFailed
-from components.targets import Onnx
-from components.targets.onnx import products_saturate
-from components.targets.onnx_graph import export_graph, nodes_of_layers, save_graph, to_fp16, to_int8
-from components.targets.onnx_session import OnnxSession, has_cuda
+from hpml import models
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.model import ArchitectureSpec, QuantizationSpec
+from hpml.artifacts.model_input import InputSpec
+from hpml.core import hardware
+from hpml.core.errors import StageFailed
+from hpml.core.hardware import products_saturate
+from hpml.targets import Onnx
+from hpml.targets.onnx_graph import export_graph, nodes_of_layers, save_graph, to_fp16, to_int8
+from hpml.targets.onnx_session import OnnxSession, has_cuda
 
 ROOT = Path(__file__).parents[3]
 INPUT = InputSpec(shape_chw=(1, 8, 8), mean=(0.0,), std=(1.0,))
@@ -308,8 +311,8 @@ def test_u8s8_is_refused_where_it_would_saturate(tmp_path, monkeypatch):
 
 def test_loading_wakes_no_torch(onnx_file_engine):
     script = (
-        "import sys; from pathlib import Path; from components.targets import Onnx;"
-        "from components.artifacts import EngineSpec; folder = Path(sys.argv[1]);"
+        "import sys; from pathlib import Path; from hpml.targets import Onnx;"
+        "from hpml.artifacts.folder import EngineSpec; folder = Path(sys.argv[1]);"
         "engine = EngineSpec.model_validate_json((folder / 'engine.json').read_text());"
         "import numpy as np; session = Onnx().load(folder, engine, threads=1);"
         "print(session.predict(np.zeros((2, 1, 8, 8), np.float32)).shape, 'torch' in sys.modules)"

@@ -9,11 +9,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from components.contract import validate
-from components.errors import ConfigInvalid
-from components.export import stage as export
-from components.images import load_split, to_x_nchw
-from components.targets import TARGETS, TOLERANCES, AnyTarget
+from hpml.components.export import stage as export
+from hpml.core.contract import validate
+from hpml.core.errors import ConfigInvalid
+from hpml.targets import TARGETS, TOLERANCES, AnyTarget
+from hpml.tasks.images import load_split, to_x_nchw
 
 ROOT = Path(__file__).parents[3]
 
@@ -58,7 +58,7 @@ def test_a_wrong_target_is_named_with_the_nearest_right_one():
 
 
 def test_a_gpu_that_is_not_there_is_not_asked_for(monkeypatch):
-    monkeypatch.setattr("components.hardware.gpu_names", tuple)
+    monkeypatch.setattr("hpml.core.hardware.gpu_names", tuple)
     for name in ("eager", "onnx"):
         config = validate(AnyTarget, {"target": name, "device": "cuda"}, where="targets")
         assert "no NVIDIA GPU" in config.unmet()
@@ -66,7 +66,7 @@ def test_a_gpu_that_is_not_there_is_not_asked_for(monkeypatch):
 
 def test_importing_the_targets_and_their_stage_wakes_no_library():
     script = (
-        "import sys, components.export.stage, components.compress.stage;"
+        "import sys, hpml.components.export.stage, hpml.components.compress.stage;"
         "heavy = ('torch', 'numpy', 'onnx', 'onnxruntime', 'tensorrt');"
         "print([name for name in heavy if name in sys.modules])"
     )

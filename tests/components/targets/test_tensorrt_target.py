@@ -7,12 +7,13 @@ import importlib.util
 import numpy as np
 import pytest
 
-from components import hardware
-from components.artifacts import EngineSpec, InputSpec
-from components.contract import validate
-from components.errors import ConfigInvalid, StageFailed
-from components.export import stage as export
-from components.targets import AnyTarget, TensorRT
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.model_input import InputSpec
+from hpml.components.export import stage as export
+from hpml.core import hardware
+from hpml.core.contract import validate
+from hpml.core.errors import ConfigInvalid, StageFailed
+from hpml.targets import AnyTarget, TensorRT
 
 ENGINE = EngineSpec(
     target={"target": "tensorrt"},

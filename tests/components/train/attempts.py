@@ -13,14 +13,15 @@ from multiprocessing.context import ForkServerProcess
 from pathlib import Path
 from typing import Any
 
-from components.__main__ import Job, run_job
-from components.artifacts import Artifact, DatasetSpec
-from components.train.stage import TrainConfig
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.folder import Artifact
+from hpml.components.__main__ import Job, run_job
+from hpml.components.train.config import TrainConfig
 
 # A server that has torch loaded and forks for each attempt, so that twenty of them cost one import (the
 # first optimizer of a process imports torch._dynamo, nearly a second).
 FORKING = multiprocessing.get_context("forkserver")
-FORKING.set_forkserver_preload(["components.train.local", "torch._dynamo"])
+FORKING.set_forkserver_preload(["hpml.components.train.local", "torch._dynamo"])
 
 
 @dataclass
@@ -82,7 +83,7 @@ class Trainer:
         events = self.root / f"events-{self.attempts}.jsonl"
         log = self.root / f"log-{self.attempts}.txt"
         job = Job(
-            run="components.train.stage:run",
+            run="hpml.components.train.stage:run",
             config=self.config.model_dump(mode="json"),
             inputs={"data": str(self.data.path)},
             out=str(self.root / "model"),

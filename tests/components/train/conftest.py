@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from components.artifacts import Artifact, DatasetSpec
-from components.train.stage import TrainConfig
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.folder import Artifact
+from hpml.components.train.config import TrainConfig
 from tests.components.train.attempts import Trainer
 
 

@@ -12,14 +12,14 @@ from pathlib import Path
 
 import pytest
 
-from components.train.node import exit_code
+from hpml.components.train.node import exit_code
 
 Start = Callable[..., subprocess.Popen[str]]
 
 SUMS_FOR_EVER = """
 import time
-from components.errors import explained
-from components.training.distributed import joined_group
+from hpml.core.errors import explained
+from hpml.training.distributed import joined_group
 
 with explained(), joined_group() as group:
     while group.sum([1.0]) == [2.0]:
@@ -57,7 +57,7 @@ def start(tmp_path: Path) -> Iterator[Start]:
             "GLOO_SOCKET_IFNAME": "lo",
         }
         node = subprocess.Popen(
-            [sys.executable, "-m", "components.train.node", "--local-addr", "127.0.0.1", *command],
+            [sys.executable, "-m", "hpml.components.train.node", "--local-addr", "127.0.0.1", *command],
             env=environment,
             cwd=tmp_path,
             stdout=subprocess.PIPE,

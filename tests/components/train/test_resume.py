@@ -9,7 +9,7 @@ from collections.abc import Callable
 
 import pytest
 
-from components.train.stage import TrainConfig
+from hpml.components.train.config import TrainConfig
 from tests.components.train.attempts import Trainer
 
 Make = Callable[..., Trainer]

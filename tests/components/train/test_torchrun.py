@@ -16,8 +16,9 @@ from typing import Any
 
 import pytest
 
-from components.artifacts import Artifact, DatasetSpec, open_artifact
-from components.storage import fetch, upload
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.folder import Artifact, open_artifact
+from hpml.io.storage import fetch, upload
 from tests.components.conftest import Bucket
 
 pytestmark = pytest.mark.slow  # test_workers and test_node try the parts: workers, and a node of torchrun
@@ -40,7 +41,7 @@ def _one_machine(monkeypatch: pytest.MonkeyPatch) -> None:
 def arguments(config: dict[str, Any], data_uri: str, bucket: Bucket, *, threads: int) -> list[str]:
     lineage = json.dumps({"code_digest": "c0de"})
     return [
-        *("-m", "components", "train", "--config", json.dumps(config), "--threads", str(threads)),
+        *("-m", "hpml.components", "train", "--config", json.dumps(config), "--threads", str(threads)),
         *("--data", data_uri, "--out", f"{bucket.uri}/model", "--scratch", f"{bucket.uri}/scratch"),
         *("--events", "-", "--lineage", lineage),
     ]
@@ -59,7 +60,16 @@ def test_workers_under_torchrun_write_what_local_workers_write(
     assert launched.returncode == 0, launched.stderr
     local = subprocess.run(
         [
-            *(sys.executable, "-m", "components", "train", "--config", json.dumps(config), "--threads", "2"),
+            *(
+                sys.executable,
+                "-m",
+                "hpml.components",
+                "train",
+                "--config",
+                json.dumps(config),
+                "--threads",
+                "2",
+            ),
             *("--data", str(digits_data.path), "--out", str(tmp_path / "local")),
         ],
         capture_output=True,
@@ -120,7 +130,7 @@ def worker_of(agent: subprocess.Popen[bytes]) -> int | None:
     """The process id of the only worker of a node, if it has one now."""
     children = Path(f"/proc/{agent.pid}/task/{agent.pid}/children").read_text().split()
     workers = [
-        int(child) for child in children if b"components" in Path(f"/proc/{child}/cmdline").read_bytes()
+        int(child) for child in children if b"hpml.components" in Path(f"/proc/{child}/cmdline").read_bytes()
     ]
     return workers[0] if workers else None
 

@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from components import hardware
-from components.contract import validate
-from components.errors import ConfigInvalid
-from components.train.stage import TrainConfig
+from hpml.components.train.config import TrainConfig
+from hpml.core import hardware
+from hpml.core.contract import validate
+from hpml.core.errors import ConfigInvalid
 
 
 def read(given: dict[str, Any]) -> TrainConfig:
@@ -98,6 +98,8 @@ def test_bf16_is_met_only_where_the_cpu_has_it() -> None:
 
 
 def test_the_config_wakes_nothing_heavy() -> None:
-    code = "import sys, components.train.stage; print({'torch', 'numpy', 'safetensors'} & set(sys.modules))"
+    code = (
+        "import sys, hpml.components.train.stage; print({'torch', 'numpy', 'safetensors'} & set(sys.modules))"
+    )
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "set()"

@@ -11,15 +11,16 @@ import pytest
 import torch
 from torch import nn
 
-from components import models
-from components.artifacts import Artifact, DatasetSpec, read_manifest
-from components.compress import stage as compress
-from components.compress.prune import Prune
-from components.errors import ConfigInvalid, GateFailed, StageFailed
-from components.images import load_split, top1_accuracy
-from components.train import stage
-from components.train.stage import TrainConfig
-from components.training.loop import evaluate
+from hpml import models
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.folder import Artifact, read_manifest
+from hpml.components.compress import stage as compress
+from hpml.components.compress.prune import Prune
+from hpml.components.train import stage
+from hpml.components.train.config import TrainConfig
+from hpml.core.errors import ConfigInvalid, GateFailed, StageFailed
+from hpml.tasks.images import load_split, top1_accuracy
+from hpml.training.loop import evaluate
 from tests.components.train.attempts import Trainer
 
 RunStage = Callable[..., Artifact[Any]]
@@ -123,7 +124,7 @@ def test_a_loss_that_is_not_finite_ends_it(run_stage: RunStage, digits_data: Art
         ({"architecture": "cnn", "arguments": {"widht": 4}}, "widht"),
         ({"architecture": "vit", "arguments": {"dim": 30}}, "dim 30"),
         ({"architecture": "no.such.module:net"}, "No module named 'no'"),
-        ({"architecture": "components.models.cnn:nothing"}, "nothing"),
+        ({"architecture": "hpml.models.cnn:nothing"}, "nothing"),
         ({"architecture": "json:loads"}, "cannot build the model"),
         ({"architecture": "wrong_net:Wrong"}, "makes (2, 1, 8, 8) of 2 images"),
         ({"architecture": "wrong_net:broken"}, "ZeroDivisionError"),

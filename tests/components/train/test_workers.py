@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from safetensors.torch import load
 
-from components.train.stage import TrainConfig
+from hpml.components.train.config import TrainConfig
 from tests.components.train.attempts import Attempt, Trainer
 
 Make = Callable[..., Trainer]
@@ -28,7 +28,7 @@ def workers(attempt: Attempt) -> list[int]:
     """The process ids of the workers, the first one first."""
     pid = attempt.process.pid
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    command = b"components.train.workers"
+    command = b"hpml.components.train.workers"
     return [int(child) for child in children if command in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 

@@ -8,8 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
-from components.training.augment import DRAWS, augment, draw
-from components.training.config import Augment
+from hpml.training.augment import DRAWS, augment, draw
+from hpml.training.config import Augment
 
 OFF = Augment(shift=0, rotation_degrees=0, scale=0)
 

@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from components.training.checkpoint import Checkpoint, CheckpointStore
+from hpml.training.checkpoint import Checkpoint, CheckpointStore
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text(),

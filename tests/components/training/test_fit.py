@@ -13,19 +13,21 @@ import pytest
 import torch
 from torch import nn
 
-from components import models
-from components.artifacts import Artifact, DatasetSpec, ModelSpec
-from components.contract import Output
-from components.images import load_split, top1_accuracy
-from components.models.vit import vit
-from components.training import learner, loop
-from components.training.config import Augment, Hyperparameters
-from components.training.device import HANDED_OVER
-from components.training.distributed import Group
-from components.training.learner import Learner
-from components.training.loop import evaluate, fit
-from components.training.losses import DistillationLoss
-from components.training.stopwatch import Stopwatch
+from hpml import models
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.model import ModelSpec
+from hpml.core.contract import Output
+from hpml.models.vit import vit
+from hpml.tasks.images import load_split, top1_accuracy
+from hpml.training import learner, loop
+from hpml.training.config import Augment, Hyperparameters
+from hpml.training.device import HANDED_OVER
+from hpml.training.distributed import Group
+from hpml.training.learner import Learner
+from hpml.training.loop import evaluate, fit
+from hpml.training.losses import DistillationLoss
+from hpml.training.stopwatch import Stopwatch
 
 Data = Artifact[DatasetSpec]
 Model = Artifact[ModelSpec]

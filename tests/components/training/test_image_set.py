@@ -11,10 +11,12 @@ import numpy as np
 import pytest
 import torch
 
-from components.artifacts import Artifact, DatasetSpec, InputSpec
-from components.images import load_split
-from components.training import image_set
-from components.training.image_set import ImageSet, ahead
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.model_input import InputSpec
+from hpml.tasks.images import load_split
+from hpml.training import image_set
+from hpml.training.image_set import ImageSet, ahead
 
 Data = Artifact[DatasetSpec]
 CPU = torch.device("cpu")

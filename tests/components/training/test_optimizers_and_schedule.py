@@ -10,9 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from components.training.config import Hyperparameters
-from components.training.optimizers import DEFAULTS, Lars, build_optimizer
-from components.training.schedule import rate_factor
+from hpml.training.config import Hyperparameters
+from hpml.training.optimizers import DEFAULTS, Lars, build_optimizer
+from hpml.training.schedule import rate_factor
 
 
 def factors(config: Hyperparameters, steps_per_epoch: int) -> list[float]:

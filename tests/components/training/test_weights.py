@@ -13,15 +13,17 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from components import models
-from components.artifacts import Artifact, DatasetSpec, ModelSpec
-from components.contract import Output, validate
-from components.errors import ConfigInvalid, HpmlError
-from components.report.content import _history
-from components.train import stage
-from components.train.stage import TrainConfig
-from components.training.weights import load_into
-from pipelines import recipe
+from hpml import models
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.model import ModelSpec
+from hpml.components.report.content import _history
+from hpml.components.train import stage
+from hpml.components.train.config import TrainConfig
+from hpml.core.contract import Output, validate
+from hpml.core.errors import ConfigInvalid, HpmlError
+from hpml.pipelines import recipe
+from hpml.training.weights import load_into
 from tests.components.conftest import Bucket
 
 Data = Artifact[DatasetSpec]

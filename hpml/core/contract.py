@@ -1,0 +1,310 @@
+"""What every stage agrees on: typed configs, the shape of `run`, and what it writes.
+
+A stage is a function
+
+    def run(config: SomeConfig, *, data: Artifact[DatasetSpec], out: Output) -> Result[ModelSpec]
+
+An input `dict[str, Artifact[...]]` is many by name; one `Artifact[...] | None = None` may be missing.
+Its config is the first parameter, its input artifacts are the keyword parameters, and everything else about
+it (the command line of its container, the type of its output) is read off this signature by `signature`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import inspect
+import json
+import math
+import time
+import typing
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    GetCoreSchemaHandler,
+    GetJsonSchemaHandler,
+    TypeAdapter,
+    ValidationError,
+)
+from pydantic_core import core_schema
+
+from hpml.core.errors import ConfigInvalid, shortened
+
+
+class Config(BaseModel):
+    """Base of every config: immutable, and a key it does not know is an error, not a surprise."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+    @property
+    def label(self) -> str:
+        """A short name that tells this config from its siblings in a step's name; empty if it needs none."""
+        return ""
+
+    @property
+    def decides_by_timing(self) -> bool:
+        """Whether a step with this config times what it makes, so that nothing else may run beside it."""
+        return False
+
+    def unmet(self) -> str:
+        """Why this machine cannot run this config; empty if it can. Asked before anything is started."""
+        return ""
+
+    def fingerprint(self) -> str:
+        """What this config refers to outside itself, as a digest; part of the cache key."""
+        return ""
+
+
+def canonical_json(value: Any) -> str:
+    """`value` as JSON with sorted keys and no spaces: equal values give equal bytes."""
+    return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
+
+
+_INTEGERS = 2**63  # what torch, databases and most readers of JSON take
+_SHOWN = 3  # problems of a config
+
+_T = TypeVar("_T")
+
+
+def validate(expected: type[_T] | Any, value: Any, *, where: str) -> _T:
+    """`value` as an `expected`.
+
+    Raises ConfigInvalid that names `where`, the path of the first wrong key, what is allowed, and, for a
+    misspelt key, the nearest right one. A string that is no text, and a number that no other program reads
+    as it is, are wrong wherever they stand.
+    """
+    unusable = list(_unusable(value))
+    if unusable:
+        raise ConfigInvalid(f"{where} is not valid", why=_listed(unusable[:_SHOWN], len(unusable)))
+    try:
+        return typing.cast(_T, TypeAdapter(expected).validate_python(value))
+    except ValidationError as error:
+        raise ConfigInvalid(f"{where} is not valid", why=_explain(error, expected), fix="") from None
+
+
+def _unusable(value: Any) -> Iterator[str]:
+    """The values in `value` that a config cannot hold: the key of each, and why."""
+    pending: list[tuple[str, Any]] = [("", value)]
+    while pending:
+        key, item = pending.pop()
+        shown = shortened(key) or "the whole"
+        if isinstance(item, dict):
+            pending += [(f"{key}.{name}" if key else f"{name}", below) for name, below in item.items()]
+            pending += [(key, name) for name in item if isinstance(name, str)]
+        elif isinstance(item, list | tuple):
+            pending += [(f"{key}.{index}" if key else f"{index}", below) for index, below in enumerate(item)]
+        elif isinstance(item, int) and not -_INTEGERS <= item < _INTEGERS:
+            yield f"{shown}: integers are from -2^63 to 2^63 - 1, this one has {item.bit_length()} bits"
+        elif isinstance(item, float) and not math.isfinite(item):
+            yield f"{shown}: {item} is not a finite number"
+        elif isinstance(item, str) and "\0" in item:
+            yield f"{shown}: {shortened(item)!r} holds a NUL"
+        elif isinstance(item, str) and any("\ud800" <= character <= "\udfff" for character in item):
+            yield f"{shown}: {shortened(item)!r} holds a character that UTF-8 cannot encode"
+
+
+def _explain(error: ValidationError, expected: Any) -> str:
+    problems = error.errors(include_url=False, include_context=True)
+    return _listed([_explain_one(problem, expected) for problem in problems[:_SHOWN]], len(problems))
+
+
+def _listed(shown: list[str], count: int) -> str:
+    more = [f"and {count - len(shown)} more"] if count > len(shown) else []
+    return "; ".join([*shown, *more])
+
+
+def _explain_one(problem: Any, expected: Any) -> str:
+    path = shortened(".".join(str(part) for part in problem["loc"])) or "the whole"
+    if problem["type"] == "extra_forbidden":
+        known = sorted(_keys_at(problem["loc"][:-1], expected))
+        near = difflib.get_close_matches(str(problem["loc"][-1])[:80], known, n=1)
+        return f"{path}: no such key" + (f", did you mean {near[0]!r}?" if near else "")
+    if problem["type"] == "value_error":
+        return f"{path}: {problem['ctx']['error']}"
+    if problem["type"] == "union_tag_invalid":
+        context = problem["ctx"]
+        allowed = str(context["expected_tags"]).replace("'", "")
+        tag = str(context["tag"])
+        near = difflib.get_close_matches(tag[:80], allowed.split(", "), n=1)
+        hint = f", did you mean {near[0]!r}?" if near else ""
+        return f"{path}: {shortened(tag)!r} is unknown, allowed: {allowed}{hint}"
+    given = problem.get("input")
+    shown = "" if isinstance(given, Mapping | list) else f" (got {shortened(repr(given))})"
+    return f"{path}: {problem['msg'][0].lower()}{problem['msg'][1:]}{shown}"
+
+
+def _keys_at(place: Sequence[str | int], expected: Any) -> set[str]:
+    """The keys that may stand at `place` of `expected`, by its JSON schema; of a union, all branches."""
+    schema = TypeAdapter(expected).json_schema()
+    nodes = list(_branches(schema, schema))
+    for part in place:
+        nodes = [branch for node in nodes for branch in _branches(_inner(node, part), schema)]
+    return {key for node in nodes for key in node.get("properties", {})}
+
+
+def _branches(node: dict[str, Any], schema: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    if "$ref" in node:
+        yield from _branches(schema["$defs"][node["$ref"].rpartition("/")[2]], schema)
+        return
+    yield node
+    for branch in (*node.get("anyOf", ()), *node.get("oneOf", ())):
+        yield from _branches(branch, schema)
+
+
+def _inner(node: dict[str, Any], part: str | int) -> dict[str, Any]:
+    """What the schema `node` says of its item or key `part`; `node` itself for the tag of a union."""
+    found = node.get("items") if isinstance(part, int) else node.get("properties", {}).get(part)
+    found = (
+        found
+        or node.get("additionalProperties")
+        or next(iter(node.get("patternProperties", {}).values()), None)
+    )
+    return found if isinstance(found, dict) else node
+
+
+# ------------------------------------------------------------------------------------------ a stage's output
+
+SpecT = TypeVar("SpecT", bound=Config)
+Metrics = Mapping[str, float]
+
+
+@dataclass(frozen=True)
+class Result(Generic[SpecT]):
+    """What a stage returns: the description of the artifact it wrote, and figures for the tracker.
+
+    rejected: why a gate refuses what was written. The artifact is kept for a look, no reader opens it, and
+    the step ends with exit code 5.
+    incomplete: what is missing in what was written, and why. The artifact is handed on, but it is never a
+    cache hit, and `Output.scratch` stays: the next attempt at the same work goes on from there.
+    """
+
+    spec: SpecT
+    metrics: Metrics = field(default_factory=dict)
+    rejected: str = ""
+    incomplete: str = ""
+
+
+class Events:
+    """What a running step tells, one JSON object a line, appended to a file.
+
+    The executor tails the file: for the progress bar, to hand metrics to the tracker, and for the notes that
+    its user should see at once. The kinds and their fields are in hpml/io/relay.py.
+    """
+
+    def __init__(self, path: Path | None) -> None:
+        self.path = path
+        self._file = path.open("a", buffering=1, encoding="utf-8") if path else None
+
+    def write(self, kind: str, **fields: Any) -> None:
+        if self._file:
+            self._file.write(json.dumps({"event": kind, "time_s": time.time(), **fields}) + "\n")
+
+
+@dataclass(frozen=True)
+class Output:
+    """Where a stage writes.
+
+    path: a fresh folder; what is in it when `run` returns becomes the artifact, whole or not at all.
+    scratch: a folder that outlives a failed, interrupted or incomplete attempt at the same work; of a pod's,
+    only the files `checkpoints-*/*` and `rounds/*` do, each from when it is renamed into its place.
+    threads: how many CPU threads the stage may use. left_out: inputs that there are not because the steps
+    that should have made them failed, "name" or "name/key", and why; told to stages that only show.
+    """
+
+    path: Path
+    scratch: Path
+    threads: int = 1
+    events: Events = field(default_factory=lambda: Events(None))
+    left_out: Mapping[str, str] = field(default_factory=dict)
+
+    def metric(self, name: str, value: float, *, index: int) -> None:
+        """Report one point of a curve, such as `loss` at epoch `index`."""
+        self.events.write("metric", name=name, value=float(value), index=index)
+
+    def progress(self, done: int, total: int, unit: str, note: str = "") -> None:
+        """Report how far the stage is: `done` of `total` `unit`, a plural such as "steps"."""
+        self.events.write("progress", done=done, total=total, unit=unit, note=note)
+
+    def note(self, text: str) -> None:
+        """Say something that the user of a run should see at once."""
+        self.events.write("note", text=text)
+
+
+# --------------------------------------------------------------------------------------- a stage's signature
+
+
+@dataclass(frozen=True)
+class StageSignature:
+    """What a stage's `run` says about itself."""
+
+    stage: str
+    config_type: Any
+    inputs: dict[str, bool]  # name -> whether it is a mapping of artifacts rather than one
+    input_kinds: dict[str, str]
+    output_kind: str
+    optional: frozenset[str]  # inputs that the stage can do without
+
+
+def stage_name(run: Callable[..., Any]) -> str:
+    """The folder of a stage, "train" for components/train/stage.py; elsewhere the function's own name."""
+    module = run.__module__.split(".")
+    return module[-2] if module[-1] == "stage" else run.__name__
+
+
+def signature(run: Callable[..., Result[Any]]) -> StageSignature:
+    """Read the typed signature of a stage's `run`; see the module docstring for its shape."""
+    hints = typing.get_type_hints(run, include_extras=True)
+    parameters = list(inspect.signature(run).parameters.values())
+    config, *rest = parameters
+    inputs: dict[str, bool] = {}
+    kinds: dict[str, str] = {}
+    optional = set()
+    for parameter in rest:
+        hint = hints[parameter.name]
+        if hint is Output:
+            continue
+        if type(None) in typing.get_args(hint):  # Artifact[...] | None
+            optional.add(parameter.name)
+            hint = typing.get_args(hint)[0]
+        many = typing.get_origin(hint) is dict
+        artifact = typing.get_args(hint)[1] if many else hint
+        inputs[parameter.name] = many
+        kinds[parameter.name] = _kind_of(typing.get_args(artifact)[0])
+    return StageSignature(
+        stage=stage_name(run),
+        config_type=hints[config.name],
+        inputs=inputs,
+        input_kinds=kinds,
+        output_kind=_kind_of(typing.get_args(hints["return"])[0]),
+        optional=frozenset(optional),
+    )
+
+
+def _kind_of(spec: Any) -> str:
+    return str(spec.model_fields["kind"].default)
+
+
+class BareName:
+    """Lets a bare name stand for a mapping: with `BareName("method")`, "quantize" for {"method": "quantize"}.
+
+    An annotation for pydantic, beside the type: the JSON Schema lists the names.
+    """
+
+    def __init__(self, key: str) -> None:
+        self._key = key
+
+    def __get_pydantic_core_schema__(self, source: Any, handler: GetCoreSchemaHandler) -> Any:
+        def expand(value: Any) -> Any:
+            return {self._key: value} if isinstance(value, str) else value
+
+        return core_schema.no_info_before_validator_function(expand, handler(source))
+
+    def __get_pydantic_json_schema__(self, schema: Any, handler: GetJsonSchemaHandler) -> dict[str, Any]:
+        mapping = handler(schema)
+        rows = mapping.get("discriminator", {}).get("mapping")
+        name = {"enum": sorted(rows)} if rows else {"type": "string"}
+        return {"anyOf": [name, mapping]}

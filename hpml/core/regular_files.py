@@ -1,0 +1,45 @@
+"""Files from users are opened as data only if they are regular ones: a pipe waits, a device never ends."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+from hpml.core.errors import ConfigInvalid
+
+_KINDS = {
+    stat.S_IFIFO: "a named pipe",
+    stat.S_IFCHR: "a device",
+    stat.S_IFBLK: "a device",
+    stat.S_IFSOCK: "a socket",
+    stat.S_IFDIR: "a folder",
+}
+
+
+def problem(path: Path, *, or_folder: bool = False) -> str:
+    """What `path` is or does that it cannot be read as a regular file, or a folder if that will do.
+
+    Such as "does not exist"; empty if it can be read.
+    """
+    try:
+        mode = path.stat().st_mode
+    except FileNotFoundError:
+        return "does not exist"
+    except (OSError, ValueError) as error:  # ValueError: a NUL in it
+        return f"cannot be read: {getattr(error, 'strerror', None) or error}"
+    if not stat.S_ISREG(mode) and not (or_folder and stat.S_ISDIR(mode)):
+        wanted = "a regular file or a folder" if or_folder else "a regular file"
+        return f"is {_KINDS.get(stat.S_IFMT(mode), 'a special file')}, {wanted} is needed"
+    return "" if os.access(path, os.R_OK) else "may not be read"
+
+
+def require_regular(path: Path) -> Path:
+    """`path`, for a library that opens it by itself.
+
+    Raises ConfigInvalid unless it is a regular file that may be read.
+    """
+    why = problem(path)
+    if why:
+        raise ConfigInvalid(f"{path} {why}")
+    return path

@@ -1,0 +1,1 @@
+"""How engines are timed, and what follows: shared by the benchmark, `hpml bench` and the diagnosis."""

@@ -1,0 +1,141 @@
+"""From the rounds to the figures of each engine."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import EngineFigures, PairedAccuracy, Throughput
+from hpml.measuring.paired import MIN_ROUNDS, AtBatch1, counts, reference_of, undisturbed_rows
+from hpml.measuring.statistics import quantile, rate, samples_needed, wilson
+
+if TYPE_CHECKING:
+    from numpy.typing import NDArray
+
+    from hpml.measuring.config import BenchmarkConfig
+    from hpml.measuring.rounds import Rounds
+
+LEVELS = {"latency_ms_p50": 0.5, "latency_ms_p90": 0.9, "latency_ms_p99": 0.99}
+
+
+def best_fp32(
+    engines: Mapping[str, Artifact[EngineSpec]], rounds: Rounds, names: Sequence[str], *, reference: str
+) -> str:
+    """The engine of the unmodified network in fp32, other than the reference, with the least p50.
+
+    Empty if there is none, or no round.
+    """
+    candidates = [
+        name
+        for name in names
+        if name != reference and engines[name].spec.precision == "fp32" and not engines[name].spec.methods
+    ]
+    p50_ms = AtBatch1.of(rounds, candidates).p50_ms
+    return (
+        min(candidates, key=lambda name: float(np.median(p50_ms[name])), default="") if rounds.at(1) else ""
+    )
+
+
+def figures(
+    engines: Mapping[str, Artifact[EngineSpec]],
+    timed: Mapping[str, Mapping[str, Any]],
+    *,
+    data: DatasetSpec,
+    paired: Mapping[str, PairedAccuracy],
+    busy: str,
+) -> dict[str, EngineFigures]:
+    """The figures of every engine, built or not. timed: `timings` of those that were.
+
+    paired: of each of them but the reference. busy: why one has no latency, in words.
+    """
+    described = {}
+    for name, engine in engines.items():
+        spec = engine.spec
+        status: Literal["measured", "not measured", "not built"] = "not built"
+        reason, more = spec.reason, {}
+        if name in timed:
+            known = "latency_ms_p50" in timed[name]
+            status, reason = ("measured", reason) if known else ("not measured", busy)
+            more = {
+                "accuracy_top1": wilson(spec.accuracy_top1, data.splits["test"].rows),
+                "paired": paired.get(name),
+                **timed[name],
+            }
+        described[name] = EngineFigures(
+            status=status,
+            reason=reason,
+            target=str(spec.target["target"]),
+            precision=spec.precision,
+            methods=spec.methods,
+            size_bytes=spec.size_bytes,
+            parameters=spec.parameters,
+            macs=spec.macs,
+            **more,
+        )
+    return described
+
+
+def timings(
+    rounds: Rounds, config: BenchmarkConfig, names: Sequence[str], *, fastest_fp32: str, busy: str
+) -> dict[str, dict[str, Any]]:
+    """What the rounds alone say of each engine, as fields of `EngineFigures`.
+
+    fastest_fp32 is empty where there is none. busy: why there are not enough undisturbed rounds, in words.
+    """
+    batches = sorted({1, *config.batch_sizes})
+    latencies = rounds.latencies(names, batches)
+    at_1 = AtBatch1.of(rounds, names, precision=config.precision)
+    reference = reference_of(config, names)
+    return {
+        name: {
+            **_percentiles(latencies[name][1], at_1.launches, busy),
+            **_throughputs(latencies[name], [b for b in batches if b in config.batch_sizes], rounds),
+            "speedup_vs_reference": at_1.ratio(name, reference).speedup,
+            "speedup_vs_best_fp32": at_1.ratio(name, fastest_fp32).speedup if fastest_fp32 else None,
+            "states": at_1.figures(name, reference, fastest_fp32),
+        }
+        for name in names
+    }
+
+
+def _throughputs(
+    latencies: Mapping[int, NDArray[np.float64]], batches: Sequence[int], rounds: Rounds
+) -> dict[str, Any]:
+    found = []
+    for batch in batches:
+        launch = np.array([one.launch for one in rounds.at(batch)], np.int64)
+        clean = np.isfinite(latencies[batch]).all(axis=1) if len(launch) else np.zeros(0, bool)
+        if clean.sum() >= MIN_ROUNDS:
+            images_per_s = rate(batch, latencies[batch][clean] / 1e3, counts(launch[clean]))
+            found.append(Throughput(batch=batch, images_per_s=images_per_s))
+    return {"throughput": tuple(found)}
+
+
+def _percentiles(latency_ms: NDArray[np.float64], launches: Sequence[int], busy: str) -> dict[str, Any]:
+    """The percentiles that have enough samples, why the others are missing, and the spread of the rounds."""
+    samples = int(np.isfinite(latency_ms).sum())
+    if len(latency_ms) < MIN_ROUNDS:
+        return {"samples": samples, "unquoted": dict.fromkeys(LEVELS, busy)}
+    quoted: dict[str, Interval] = {}
+    unquoted = {}
+    low = 0.0
+    whole = undisturbed_rows(latency_ms)
+    for figure, level in LEVELS.items():
+        # One half of the requests is beyond p50 whether or not some of the longer ones were disturbed.
+        counted, of_launches = (latency_ms, launches) if level == 0.5 else (whole, ())
+        needed, there = samples_needed(level), int(np.isfinite(counted).sum())
+        if there < needed or len(counted) < MIN_ROUNDS:
+            unquoted[figure] = f"{there} of {needed} samples" if len(whole) == len(latency_ms) else busy
+            continue
+        found = quantile(counted, level, of_launches)
+        low = max(low, found.low)  # p90 is no less than p50, so what bounds that from below bounds it too
+        quoted[figure] = Interval(low=low, value=max(found.value, low), high=max(found.high, low))
+    medians = np.nanmedian(latency_ms, axis=1)
+    spread = float(np.ptp(medians) / np.nanmedian(latency_ms))
+    return {**quoted, "samples": samples, "unquoted": unquoted, "round_spread": spread}

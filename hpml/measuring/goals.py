@@ -1,0 +1,337 @@
+"""The goals of a recipe, and which engine meets them. Pure: select decides with it, report explains with it.
+
+Constraints are judged by the point values of the figures, as a promise to a user is; the objective is judged
+by 95 % intervals, since two engines that the measurement cannot tell apart are equally fast: that of the
+paired ratio for latency p50, those of the two figures for what is not paired. What is not known keeps
+nobody out.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Literal
+
+from pydantic import Field
+
+from hpml.artifacts.core_state import CoreState
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
+from hpml.core.contract import Config
+from hpml.core.errors import ConfigInvalid, StageFailed
+
+Objective = Literal["latency_ms_p50", "latency_ms_p99", "throughput", "size_bytes"]
+
+DECISION_FILE = "decision.json"
+COMPLETION = "hpml bench RUN"  # with the run's id for RUN: measures on where a benchmark stopped
+QUANTITIES: dict[Objective, str] = {
+    "latency_ms_p50": "latency",
+    "latency_ms_p99": "latency p99",
+    "throughput": "throughput",
+    "size_bytes": "size",
+}
+_SMALLEST_ALLOWED_DROP = 0.001  # 0.1 point; a relative shortfall needs something to be relative to
+
+
+class Goals(Config):
+    """What the chosen engine has to satisfy, and what is then minimised (throughput: maximised)."""
+
+    max_accuracy_drop: float = Field(
+        default=0.01, ge=0, le=1
+    )  # of top-1, from the reference's; 0.01 = 1 point
+    max_latency_ms_p99: float | None = Field(default=None, gt=0)  # batch 1
+    max_size_mb: float | None = Field(default=None, gt=0)  # 1 MB = 1e6 bytes
+    objective: Objective = "latency_ms_p50"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """Where one engine stands: `outcome`, and `reason` in words.
+
+    shortfall: for a disqualified engine, how far it misses its worst constraint, relative (0.5 = by half).
+    unverified: the goals of a candidate that could not be checked for want of a figure, in words.
+    """
+
+    outcome: Literal["chosen", "tied", "qualified", "disqualified", "not built", "reference"]
+    reason: str
+    shortfall: float = 0.0
+    unverified: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class Decision:
+    """The verdict on every engine, the chosen one (None if none qualifies), and the nearest to qualifying.
+
+    undecided: what of the objective is not measured, so that another candidate may be better than the chosen.
+    """
+
+    verdicts: dict[str, Verdict]
+    chosen: str | None
+    nearest: str | None
+    reason: str
+    undecided: str = ""
+
+    @property
+    def unverified(self) -> tuple[str, ...]:
+        """The goals that the chosen engine was not checked for, in words."""
+        return self.verdicts[self.chosen].unverified if self.chosen else ()
+
+
+class DecisionRecord(Config):
+    """`decision.json` of a chosen engine: why it was chosen, for whoever holds the engine later."""
+
+    goals: Goals
+    chosen: str
+    reason: str
+    engine_digest: str  # of the engine as it was exported, without this file
+    measurements_digest: str
+    figures: EngineFigures
+    reference_figures: EngineFigures
+    verdicts: dict[str, Verdict]
+    undecided: str = ""  # as in `Decision`
+    states: tuple[CoreState, ...] = ()  # of the cores, that the figures are of
+
+    @property
+    def unverified(self) -> tuple[str, ...]:
+        """The goals that the chosen engine was not checked for, in words."""
+        return self.verdicts[self.chosen].unverified
+
+
+def decide(goals: Goals, measurements: MeasurementsSpec) -> Decision:
+    """Judge every engine against `goals`.
+
+    Accuracy and size have to meet theirs; a latency that is not known keeps nobody out, but is marked as not
+    verified. Of the candidates, those that no other is known to beat are tied, and the tie goes to the
+    smallest, then to the first by name. The reference (torch eager) is measured but cannot be chosen.
+    `nearest` is, where none qualifies, the one with the smallest worst relative shortfall.
+    Raises StageFailed if the accuracy of the reference is not known, ConfigInvalid if that of another is not.
+    """
+    accuracy_to_keep = _reference_accuracy(measurements)
+    verdicts: dict[str, Verdict] = {}
+    candidates: dict[str, EngineFigures] = {}
+    for name, figures in measurements.engines.items():
+        if name == measurements.reference:
+            verdicts[name] = Verdict("reference", "what the others are compared with, not a candidate")
+        elif figures.status == "not built":
+            verdicts[name] = Verdict("not built", figures.reason)
+        elif misses := _misses(goals, figures, accuracy_to_keep):
+            sentence = "; ".join(miss.sentence for miss in misses)
+            verdicts[name] = Verdict("disqualified", sentence, max(miss.shortfall for miss in misses))
+        else:
+            candidates[name] = figures
+    if not candidates:
+        return _none_qualifies(verdicts)
+    return _choose(goals, measurements, candidates, verdicts)
+
+
+def objective_interval(objective: Objective, figures: EngineFigures) -> Interval | None:
+    """The figure that `objective` names, in its own unit; for throughput, images/s at the best batch size."""
+    if objective == "size_bytes":
+        return Interval(value=figures.size_bytes, low=figures.size_bytes, high=figures.size_bytes)
+    if objective == "throughput":
+        return max((item.images_per_s for item in figures.throughput), key=lambda i: i.value, default=None)
+    figure: Interval | None = getattr(figures, objective)
+    return figure
+
+
+def is_better(objective: Objective, one: Interval, other: Interval) -> bool:
+    """Whether `one` is better than `other` beyond the noise: their intervals have no point in common."""
+    return one.low > other.high if objective == "throughput" else one.high < other.low
+
+
+def describe(objective: Objective, figure: Interval | None) -> str:
+    """The figure in words, with its interval: "latency p50 0.71 ms (0.69 to 0.73)"."""
+    if figure is None:
+        return f"{QUANTITIES[objective]} is not measured"
+    if objective == "size_bytes":
+        return f"size {figure.value / 1e6:.4g} MB"
+    if objective == "throughput":
+        return f"throughput {figure.value:.0f} images/s ({figure.low:.0f} to {figure.high:.0f})"
+    percentile = objective.rpartition("_")[2]
+    return f"latency {percentile} {figure.value:.3g} ms ({figure.low:.3g} to {figure.high:.3g})"
+
+
+# ------------------------------------------------------------------------------------------- the constraints
+
+
+@dataclass(frozen=True)
+class _Miss:
+    """A constraint that an engine violates, in words, and by how much, relative to what is allowed."""
+
+    sentence: str
+    shortfall: float
+
+
+def _reference_accuracy(measurements: MeasurementsSpec) -> float:
+    figures = measurements.engines.get(measurements.reference)
+    if figures is None or figures.accuracy_top1 is None:
+        raise StageFailed(
+            f"the reference {measurements.reference!r} was not measured",
+            why="the accuracy that an engine may lose is counted from the reference's",
+            fix=f"benchmark one of the engines as reference: {', '.join(measurements.engines) or 'none'}",
+        )
+    return figures.accuracy_top1.value
+
+
+def _misses(goals: Goals, figures: EngineFigures, accuracy_to_keep: float) -> list[_Miss]:
+    misses = []
+    if figures.accuracy_top1 is None:
+        raise ConfigInvalid(
+            "goals.max_accuracy_drop cannot be judged",
+            why=f"the accuracy of the {figures.precision} {figures.target} engine is not known",
+        )
+    # Rounded: 0.97 - 0.96 is 0.010000000000000009 in floating point, and is a drop of one point.
+    drop = round(accuracy_to_keep - figures.accuracy_top1.value, 9)
+    if drop > goals.max_accuracy_drop:
+        excess = drop - goals.max_accuracy_drop
+        drop_text, allowed_text = _told_apart(100 * drop, 100 * goals.max_accuracy_drop, digits=1)
+        misses.append(
+            _Miss(
+                f"accuracy drop {drop_text} points, allowed {allowed_text}",
+                excess / max(goals.max_accuracy_drop, _SMALLEST_ALLOWED_DROP),
+            )
+        )
+    if goals.max_latency_ms_p99 is not None and figures.latency_ms_p99 is not None:
+        misses += _exceeds("latency p99", figures.latency_ms_p99.value, goals.max_latency_ms_p99, "ms")
+    if goals.max_size_mb is not None:
+        misses += _exceeds("size", figures.size_bytes / 1e6, goals.max_size_mb, "MB")
+    return misses
+
+
+def _exceeds(what: str, value: float, allowed: float, unit: str) -> list[_Miss]:
+    if value <= allowed:
+        return []
+    value_text, allowed_text = _told_apart(value, allowed, digits=2)
+    return [_Miss(f"{what} {value_text} {unit}, allowed {allowed_text}", (value - allowed) / allowed)]
+
+
+def _unverified(goals: Goals, figures: EngineFigures) -> tuple[str, ...]:
+    """The goals that `figures` say nothing about, in words."""
+    if goals.max_latency_ms_p99 is None or figures.latency_ms_p99 is not None:
+        return ()
+    why = figures.unquoted.get("latency_ms_p99") or figures.reason
+    because = f": {why}" if why else ""
+    return (f"latency p99, allowed {goals.max_latency_ms_p99:g} ms, is not measured{because}",)
+
+
+def _told_apart(value: float, allowed: float, *, digits: int) -> tuple[str, str]:
+    """Both numbers with as many decimals as it takes to see that they differ."""
+    while digits < 9 and f"{value:.{digits}f}" == f"{allowed:.{digits}f}":
+        digits += 1
+    return f"{value:.{digits}f}", f"{allowed:.{digits}f}"
+
+
+# ------------------------------------------------------------------------------------------------ the choice
+
+
+def _none_qualifies(verdicts: Mapping[str, Verdict]) -> Decision:
+    misses = {name: verdict for name, verdict in verdicts.items() if verdict.outcome == "disqualified"}
+    if not misses:
+        return Decision(dict(verdicts), None, None, "no engine was built")
+    nearest = min(misses, key=lambda name: (misses[name].shortfall, name))
+    reason = f"no engine meets the goals; the nearest is {nearest}: {misses[nearest].reason}"
+    return Decision(dict(verdicts), None, nearest, reason)
+
+
+def _choose(
+    goals: Goals,
+    measurements: MeasurementsSpec,
+    candidates: Mapping[str, EngineFigures],
+    verdicts: Mapping[str, Verdict],
+) -> Decision:
+    race = _Race(goals.objective, measurements, candidates)
+    chosen = race.chosen
+    undecided = race.undecided()
+    judged = dict(verdicts)
+    for name, figures in candidates.items():
+        unverified = _unverified(goals, figures)
+        if name == chosen:
+            judged[name] = Verdict("chosen", race.why_chosen(undecided), unverified=unverified)
+        elif name in race.unbeaten:
+            judged[name] = Verdict("tied", race.why_not(name), unverified=unverified)
+        else:
+            judged[name] = Verdict("qualified", race.why_beaten(name), unverified=unverified)
+    return Decision(judged, chosen, None, f"{chosen}: {judged[chosen].reason}", undecided)
+
+
+class _Race:
+    """The candidates against each other, and what is said of the outcome."""
+
+    def __init__(
+        self, objective: Objective, measurements: MeasurementsSpec, candidates: Mapping[str, EngineFigures]
+    ) -> None:
+        self.objective = objective
+        self._measurements = measurements
+        self._sizes = {name: figures.size_bytes for name, figures in candidates.items()}
+        self._figures = {name: objective_interval(objective, of) for name, of in candidates.items()}
+        self._names = sorted(candidates)
+        unbeaten = [name for name in self._names if not self._beaters(name)]
+        self.unbeaten = unbeaten or self._names  # each beaten by another: ratios of other rounds each
+        self.chosen = min(self.unbeaten, key=lambda name: (self._sizes[name], name))
+
+    def undecided(self) -> str:
+        """What is not known, so that another may be better than the chosen one; empty if all is."""
+        quantity = QUANTITIES[self.objective]
+        absent = [name for name in self.unbeaten if self._figures[name] is None]
+        if len(absent) == len(self._names):
+            return f"{quantity} is not measured"
+        if absent:
+            return f"{quantity} of {', '.join(absent)} is not measured"
+        unknown = [name for name in self._rivals() if self._beats(name, self.chosen) is None]
+        return f"{quantity} is not compared with that of {', '.join(unknown)}" if unknown else ""
+
+    def why_chosen(self, undecided: str) -> str:
+        """The figure of the chosen one, and what it has before the others."""
+        figure = describe(self.objective, self._figures[self.chosen])
+        known = "" if self._figures[self.chosen] is None else f"{figure}; "
+        if len(self._names) == 1:
+            return f"{figure}: the only one that meets the goals"
+        if undecided and len(self.unbeaten) == len(self._names):
+            return f"{known}{undecided}: {self._smallest_of('the candidates')}"
+        if undecided:
+            return f"{known}{undecided}: {self._smallest_of('those that no other is known to beat')}"
+        if rivals := self._rivals():
+            return f"{figure}, not told apart from {', '.join(rivals)}: {self._smallest_of('them')}"
+        return f"{figure}, the best of those that meet the goals"
+
+    def why_not(self, name: str) -> str:
+        """Of one that no other beats: why the chosen one goes before it."""
+        is_smaller = self._sizes[self.chosen] < self._sizes[name]
+        after = f"{self.chosen} is smaller" if is_smaller else f"{self.chosen} is as small, and first by name"
+        apart = "" if self._beats(name, self.chosen) is None else f", not told apart from {self.chosen}"
+        return f"{describe(self.objective, self._figures[name])}{apart}; {after}"
+
+    def why_beaten(self, name: str) -> str:
+        """By whom, and by how much where they were paired."""
+        beaters = self._beaters(name)
+        beater = self.chosen if self.chosen in beaters else beaters[0]
+        ratio = self._ratio(beater, name)
+        by = f" {ratio.value:.2f} times ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else ""
+        return f"{describe(self.objective, self._figures[name])}, beaten by {beater}{by}"
+
+    def _rivals(self) -> list[str]:
+        return [name for name in self.unbeaten if name != self.chosen]
+
+    def _smallest_of(self, whom: str) -> str:
+        is_smallest = all(self._sizes[self.chosen] < self._sizes[name] for name in self._rivals())
+        return f"the smallest of {whom}{'' if is_smallest else ', and the first by name'}"
+
+    def _beaters(self, name: str) -> list[str]:
+        return [other for other in self._names if other != name and self._beats(other, name)]
+
+    def _beats(self, one: str, other: str) -> bool | None:
+        """Whether `one` is better than `other` beyond the noise; None where that is not known."""
+        if self._is_paired:
+            ratio = self._ratio(one, other)
+            return ratio.low > 1 if ratio else None
+        mine, theirs = self._figures[one], self._figures[other]
+        return is_better(self.objective, mine, theirs) if mine and theirs else None
+
+    @property
+    def _is_paired(self) -> bool:
+        """Versions before paired engines with two references only, and did not say with which rounds."""
+        return self.objective == "latency_ms_p50" and bool(self._measurements.pairs)
+
+    def _ratio(self, one: str, other: str) -> Interval | None:
+        pair = self._measurements.ratio(one, other) if self._is_paired else None
+        return pair.speedup if pair else None

@@ -1,0 +1,1 @@
+"""The machine that measures: waiting threads, distances of cores, clocks, energy."""

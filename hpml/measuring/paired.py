@@ -1,0 +1,240 @@
+"""Engines against each other, round by round and state by state, and whether the rounds tell enough."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import numpy as np
+from numpy.typing import NDArray
+
+from hpml.artifacts.core_state import CoreState
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import PairedRatio, StateFigures
+from hpml.measuring.rounds import Round, Rounds, state_of
+from hpml.measuring.statistics import mixture, paired_ratio, quantile
+
+if TYPE_CHECKING:
+    from hpml.measuring.config import BenchmarkConfig
+    from hpml.measuring.machine.state_clusters import States
+
+MIN_ROUNDS = 6  # undisturbed, to quote a figure: the extremes of five hold a median 94 times in 100 only
+WIDEST = (
+    0.05  # half the width of an interval; beyond it nothing is quoted, unless less precision is asked for
+)
+_RARE_STATE = 0.05  # of the time; a mixture is quoted without a state that is as rare
+
+
+def reference_of(config: BenchmarkConfig, names: Sequence[str]) -> str:
+    """What speed-ups refer to: what the config names, or the first."""
+    return config.reference if config.reference in names else names[0]
+
+
+# ---------------------------------------------------------------------------------- state by state, paired
+
+
+@dataclass(frozen=True)
+class AtBatch1:
+    """The rounds at batch 1. p50_ms: of each engine's slices, (rounds,). state: of each round, an index.
+
+    launches: how many rounds each launch had. launch: of each round. widest: as WIDEST.
+    """
+
+    states: tuple[CoreState, ...]  # at least one
+    p50_ms: dict[str, NDArray[np.float64]]
+    state: NDArray[np.int64]
+    launch: NDArray[np.int64]
+    widest: float = WIDEST
+
+    @classmethod
+    def of(cls, rounds: Rounds, names: Sequence[str], *, precision: float = WIDEST) -> AtBatch1:
+        """What the rounds say. The shares of the states are those of the time of all rounds.
+
+        So also of those at other batch sizes, and of those that do not count: more of them are dropped in
+        the state in which engines are slower.
+        """
+        at_1, states = rounds.at(1), rounds.states()
+        return cls(
+            states=core_states(rounds.all, states),
+            p50_ms={
+                name: np.array([float(np.nanmedian(one.latency_ms[name])) for one in at_1]) for name in names
+            },
+            state=state_of(at_1, states),
+            launch=np.array([one.launch for one in at_1], np.int64),
+            widest=max(WIDEST, precision),
+        )
+
+    @property
+    def launches(self) -> list[int]:
+        """How many rounds each launch has."""
+        return counts(self.launch)
+
+    def ratio(self, engine: str, baseline: str) -> PairedRatio:
+        """How many times faster `engine` is than `baseline`."""
+        found = {
+            state.name: self._in_state(index, lambda rows: self._paired(engine, baseline, rows))
+            for index, state in enumerate(self.states)
+        }
+        known = {name: interval for name, (interval, _) in found.items() if interval}
+        shares = {state.name: state.share for state in self.states}
+        unknown = {name: reason for name, (_, reason) in found.items() if reason}
+        reason = "; ".join(f"{_in_words(name)}{reason}" for name, reason in unknown.items())
+        measured = sum(shares[name] for name in known)
+        rare = sum(shares[name] for name in unknown) <= _RARE_STATE
+        return PairedRatio(
+            engine=engine,
+            baseline=baseline,
+            rounds=len(self.state),
+            speedup=mixture([(shares[name] / measured, interval) for name, interval in known.items()])
+            if known and rare
+            else None,
+            states={name: interval for name, interval in known.items() if name},
+            reason="" if known and rare else reason,
+        )
+
+    def figures(self, name: str, reference: str, fastest_fp32: str) -> tuple[StateFigures, ...]:
+        """Those of one engine in each state; none where there is only one."""
+        if len(self.states) == 1:
+            return ()
+        described = []
+        ratios = self.ratio(name, reference).states
+        best = self.ratio(name, fastest_fp32).states if fastest_fp32 else {}
+        for index, state in enumerate(self.states):
+            p50, reason = self._in_state(index, lambda rows: self._p50(name, rows))
+            described.append(
+                StateFigures(
+                    state=state.name,
+                    rounds=int((self.state == index).sum()),
+                    latency_ms_p50=p50,
+                    speedup_vs_reference=ratios.get(state.name),
+                    speedup_vs_best_fp32=best.get(state.name),
+                    reason=reason,
+                )
+            )
+        return tuple(described)
+
+    def _in_state(
+        self, index: int, figure: Callable[[NDArray[np.bool_]], Interval]
+    ) -> tuple[Interval | None, str]:
+        """A figure of the rounds in a state; or why there is none that may be quoted."""
+        rows = self.state == index
+        if rows.sum() < MIN_ROUNDS:
+            return None, f"{rows.sum()} of {MIN_ROUNDS} undisturbed rounds"
+        interval = figure(rows)
+        half_width = _half_width(interval)
+        if half_width > self.widest:
+            return None, f"known to within {half_width:.0%} only, {self.widest:.0%} is allowed"
+        return interval, ""
+
+    def _p50(self, name: str, rows: NDArray[np.bool_]) -> Interval:
+        return quantile(self.p50_ms[name][rows][:, None], 0.5, counts(self.launch[rows]))
+
+    def _paired(self, engine: str, baseline: str, rows: NDArray[np.bool_]) -> Interval:
+        if engine == baseline:
+            return Interval(value=1, low=1, high=1)
+        return paired_ratio(self.p50_ms[baseline][rows], self.p50_ms[engine][rows], counts(self.launch[rows]))
+
+
+def core_states(rounds: Sequence[Round], states: States | None) -> tuple[CoreState, ...]:
+    """The states as the artifact carries them; one without a distance where none was probed."""
+    if states is None:
+        nothing = Interval(value=0, low=0, high=0)
+        return (CoreState(name="", round_trip_ns=nothing, share=1, seconds=0),)
+    of_round = state_of(rounds, states)
+    took_s = np.array([one.seconds for one in rounds])
+    seconds = [float(took_s[of_round == index].sum()) for index in range(len(states.names))]
+    probes = states.of(states.round_trip_ns)
+    described = []
+    for index, name in enumerate(states.names):
+        low, high = states.spans[index]
+        centre = float(np.median(states.round_trip_ns[probes == index]))
+        share = seconds[index] / sum(seconds) if sum(seconds) else 1 / len(seconds)
+        described.append(
+            CoreState(
+                name=name,
+                round_trip_ns=Interval(value=centre, low=low, high=high),
+                share=share,
+                seconds=seconds[index],
+            )
+        )
+    return tuple(described)
+
+
+def pairs(rounds: Rounds, names: Sequence[str], *, precision: float = WIDEST) -> tuple[PairedRatio, ...]:
+    """Each two engines once, the later against the earlier."""
+    at_1 = AtBatch1.of(rounds, names, precision=precision)
+    return tuple(at_1.ratio(engine, baseline) for baseline, engine in itertools.combinations(names, 2))
+
+
+# ----------------------------------------------------------------------------------------- is it enough?
+
+
+def is_precise(rounds: Rounds, config: BenchmarkConfig, names: Sequence[str]) -> bool:
+    """Whether more rounds would tell nothing that was asked for.
+
+    There are as many rounds and launches as asked for; every speed-up is known to within `config.precision`
+    in each state that was seen for 5 % of the time.
+    """
+    batches = sorted({1, *config.batch_sizes})
+    if rounds.launches < config.launches or min(len(rounds.at(batch)) for batch in batches) < config.rounds:
+        return False
+    at_1 = AtBatch1.of(rounds, names, precision=config.precision)
+    reference = reference_of(config, names)
+    lasting = [state.name for state in at_1.states if state.share > _RARE_STATE]
+    for name in names:
+        ratio = at_1.ratio(name, reference)
+        known = ratio.states if len(at_1.states) > 1 else {"": ratio.speedup}
+        for state in lasting:
+            interval = known.get(state)
+            if interval is None or _half_width(interval) > config.precision:
+                return False
+    return True
+
+
+def missing(rounds: Rounds, config: BenchmarkConfig, names: Sequence[str]) -> str:
+    """Which figures there are too few undisturbed rounds for, in words; empty if all can be quoted."""
+    batches = sorted({1, *config.batch_sizes})
+    latencies = rounds.latencies(names, batches)
+    found = []
+    at_1 = AtBatch1.of(rounds, names, precision=config.precision)
+    reference = reference_of(config, names)
+    reasons = {at_1.ratio(name, reference).reason for name in names} - {""}
+    if len(names) == 1:
+        reasons = set() if len(at_1.state) >= MIN_ROUNDS else {f"{len(at_1.state)} of {MIN_ROUNDS} rounds"}
+    if reasons:
+        found.append(f"latency at batch 1 ({'; '.join(sorted(reasons))})")
+    few = [
+        str(batch)
+        for batch in config.batch_sizes
+        if any(len(undisturbed_rows(latencies[name][batch])) < MIN_ROUNDS for name in names)
+    ]
+    if few:
+        found.append(f"throughput at batch {', '.join(few)}")
+    return "; ".join(found)
+
+
+def _half_width(interval: Interval) -> float:
+    return math.sqrt(interval.high / interval.low) - 1
+
+
+def _in_words(state: str) -> str:
+    return f"cores {state}: " if state else ""
+
+
+def counts(launch: NDArray[np.int64]) -> list[int]:
+    """How many rounds each launch has, those without any left out."""
+    return [int(count) for count in np.bincount(launch) if count] if len(launch) else []
+
+
+def undisturbed_rows(latency_ms: NDArray[np.float64]) -> NDArray[np.float64]:
+    """The slices in which no request was disturbed, (rounds, requests).
+
+    A disturbance hits long requests rather than short ones: what is left of a slice has too short a tail.
+    """
+    rows: NDArray[np.float64] = (
+        latency_ms[np.isfinite(latency_ms).all(axis=1)] if latency_ms.size else latency_ms
+    )
+    return rows

@@ -1,0 +1,116 @@
+"""What every target is: a config that can build an engine from a model, and load it again."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, Protocol
+
+from pydantic import Field
+
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.measurements import EngineSettings
+from hpml.artifacts.model import ModelSpec
+from hpml.core.contract import Config, Output
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+Precision = Literal["fp32", "fp16", "int8"]
+
+
+class Session(Protocol):
+    """A loaded engine."""
+
+    def predict(self, x_nchw: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Logits, float32 (batch, classes), of float32 images (batch, channels, height, width)."""
+        ...
+
+
+@dataclass(frozen=True)
+class Built:
+    """What a target wrote into the output folder.
+
+    file: what the runtime opens. companions: files beside it that no runtime opens; they do not count as the
+    engine's size. identity: what the engine is bound to, and the runtime's version.
+    notes: choices made while building that a reader should know; they are part of the artifact's identity,
+    so they hold no timings. variants: the same built otherwise, each in the output folder's folder of that
+    name, where only a measurement can say which is faster.
+    """
+
+    file: str
+    precision: Precision
+    identity: dict[str, str]
+    notes: tuple[str, ...] = field(default_factory=tuple)
+    companions: tuple[str, ...] = ()
+    variants: Mapping[str, Built] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class NotBuilt:
+    """This machine lacks what the target needs; the variant is reported with the reason."""
+
+    reason: str
+
+
+class Tolerance(Config):
+    """How far an engine may be from its network in torch, fp32, over the test split.
+
+    A bound that is None is that of the engine's precision, see TOLERANCES.
+    """
+
+    max_abs_error: float | None = Field(default=None, ge=0)  # of any logit
+    min_top1_agreement: float | None = Field(default=None, ge=0, le=1)  # share of rows with the same class
+    max_accuracy_drop: float | None = Field(default=None, ge=0, le=1)  # of top-1; 0.01 = 1 point
+
+    def or_else(self, other: Tolerance) -> Tolerance:
+        """These bounds, and those of `other` where there is none."""
+        return other.model_copy(update=self.model_dump(exclude_none=True))
+
+
+# Other kernels add the same fp32 products in another order: errors of 1e-5 on logits of 10. fp16 keeps 11
+# bits. A logit of an int8 engine may be off by a step of its scale, so what counts there is the class.
+TOLERANCES: dict[Precision, Tolerance] = {
+    "fp32": Tolerance(max_abs_error=1e-3, min_top1_agreement=0.999, max_accuracy_drop=0.001),
+    "fp16": Tolerance(max_abs_error=0.25, min_top1_agreement=0.99, max_accuracy_drop=0.005),
+    "int8": Tolerance(min_top1_agreement=0.97, max_accuracy_drop=0.02),
+}
+
+
+class Target(Config, ABC):
+    """Base of the targets. A subclass adds `target: Literal["its-name"]`, its options, and these methods."""
+
+    target: str
+    tolerance: Tolerance = Tolerance()  # beyond it an engine is rejected
+
+    @property
+    def label(self) -> str:
+        """The target's name."""
+        return self.target
+
+    def missing(self) -> str:
+        """What this machine lacks to build or load such an engine; empty if nothing. Imports no library."""
+        return ""
+
+    @abstractmethod
+    def build(self, model: Artifact[ModelSpec], data: Artifact[DatasetSpec], out: Output) -> Built | NotBuilt:
+        """Write the engine of `model` into `out.path`. Called only where nothing is `missing`."""
+
+    @abstractmethod
+    def load(
+        self, folder: Path, engine: EngineSpec, *, threads: int, spinning: bool | None = None
+    ) -> Session:
+        """Load the engine in `folder` (an artifact's or a bundle's).
+
+        spinning: as in `EngineSettings`; a runtime without such a switch takes no notice of it.
+        Raises StageFailed if the engine is bound to other hardware or versions than these.
+        """
+
+    def candidates(self, engine: EngineSpec, threads: int) -> tuple[EngineSettings, ...]:
+        """The settings worth trying with at most `threads` threads, those of its runtime's default first."""
+        return (EngineSettings(threads=threads),)

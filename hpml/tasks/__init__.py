@@ -1,0 +1,1 @@
+"""What depends on the kind of problem: labelled images."""

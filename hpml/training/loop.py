@@ -1,0 +1,452 @@
+"""The training loop: the same for one process and for many, for a first training and for a fine-tune."""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import signal
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import asdict, dataclass, field
+from typing import NoReturn
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor, nn
+
+from hpml import models
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.model_input import InputSpec
+from hpml.core.contract import Output, canonical_json
+from hpml.core.errors import ConfigInvalid, StageFailed, Terminated
+from hpml.tasks.images import batches, load_split, top1_accuracy
+from hpml.training.augment import augment, draw
+from hpml.training.checkpoint import Checkpoint, CheckpointStore
+from hpml.training.config import Hyperparameters
+from hpml.training.device import HANDED_OVER, choose_place
+from hpml.training.distributed import Group, joined_group
+from hpml.training.image_set import ImageSet
+from hpml.training.learner import Learner
+from hpml.training.losses import DistillationLoss
+from hpml.training.optimizers import peak_learning_rate
+from hpml.training.schedule import rate_factor
+from hpml.training.stopping import StopRequest
+from hpml.training.stopwatch import Stopwatch
+
+EVALUATION_BATCH = 250
+REPORT_EVERY_S = 0.3
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """A trained network, on the CPU in evaluation mode (the averaged weights, where there is an average).
+
+    history: one row an epoch, the same whenever the training is repeated: epoch, loss, train_accuracy (of the
+    augmented images), test_accuracy, learning_rate. metrics: the last row, and what the training cost:
+    images_per_s, gflop_per_s (of all workers), and the seconds by phase (data_s, compute_s, communication_s:
+    waiting for gradients that the backward pass did not hide, evaluation_s, checkpoint_s). Without epochs the
+    history is empty, and the only metric is test_accuracy.
+    """
+
+    model: nn.Module
+    history: tuple[dict[str, float], ...]
+    metrics: Mapping[str, float]
+
+
+def fit(
+    model: nn.Module,
+    data: Artifact[DatasetSpec],
+    input_spec: InputSpec,
+    config: Hyperparameters,
+    out: Output,
+    *,
+    teacher: nn.Module | None = None,
+    distillation: DistillationLoss | None = None,
+) -> Fitted:
+    """Train `model`, in place, on the train split of `data`, and evaluate it on the test split every epoch.
+
+    With `distillation` the loss includes `teacher`'s logits. In a process that torchrun started, it joins the
+    others. Checkpoints go to `out.scratch`, and a training that was interrupted goes on from the newest.
+    Raises StageFailed if the loss is no longer finite; Terminated (KeyboardInterrupt) once the state is saved
+    after SIGTERM (SIGINT); ConfigInvalid if the hardware lacks what `config` names, or no weight is trained.
+    """
+    if not config.epochs:
+        return _as_it_is(model, data, input_spec, config)
+    require_trainable(model)
+    devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
+    with joined_group() as group, StopRequest() as stop, torch.random.fork_rng(devices):
+        return _Training(model, data, input_spec, config, out, group, stop, teacher, distillation).run()
+
+
+def require_trainable(model: nn.Module) -> None:
+    """Raise ConfigInvalid if no weight of `model` is trained."""
+    if not any(parameter.requires_grad for parameter in model.parameters()):
+        raise ConfigInvalid(
+            "the network has nothing to train",
+            why="none of its weights has requires_grad",
+            fix="leave some unfrozen; or, for trained weights as they are, set `weights` and epochs: 0",
+        )
+
+
+def _as_it_is(
+    model: nn.Module, data: Artifact[DatasetSpec], input_spec: InputSpec, config: Hyperparameters
+) -> Fitted:
+    """`model` with its accuracy; every process of a group finds that for itself."""
+    with joined_group() as group:
+        place = choose_place(config, group.local_rank)
+        logits = evaluate(place.put(model), data, input_spec)
+    _, labels = load_split(data, "test")
+    return Fitted(HANDED_OVER.put(model.eval()), (), {"test_accuracy": top1_accuracy(logits, labels)})
+
+
+def evaluate(
+    model: nn.Module, data: Artifact[DatasetSpec], input_spec: InputSpec, split: str = "test"
+) -> NDArray[np.float32]:
+    """Logits (rows, classes) of `model` over a split of `data`, in fp32, on the model's device."""
+    images = ImageSet(data, split, input_spec, next(model.parameters()).device)
+    was_training = model.training
+    model.eval()
+    with torch.no_grad(), closing(images.stream(batches(len(images), EVALUATION_BATCH))) as parts:
+        logits = [
+            model(images.normalise(images.pixels(part), torch.contiguous_format)).cpu() for part in parts
+        ]
+    model.train(was_training)
+    return torch.cat(logits).numpy()
+
+
+@dataclass
+class _Progress:
+    """How far a training is: whole epochs, steps of the current one, and what was added up so far."""
+
+    epoch: int = 0
+    step: int = 0
+    loss_sum: float = 0.0  # over the steps of the current epoch, of all workers
+    correct: float = 0.0
+    images: int = 0  # over all epochs and workers
+    seconds: dict[str, float] = field(default_factory=dict)
+    history: list[dict[str, float]] = field(default_factory=list)
+
+    @property
+    def images_per_s(self) -> float:
+        """Of the training alone, without evaluation and checkpoints."""
+        return self.images / sum(self.seconds.get(name, 0.0) for name in ("data", "compute", "communication"))
+
+
+class _Training:
+    def __init__(
+        self,
+        model: nn.Module,
+        data: Artifact[DatasetSpec],
+        input_spec: InputSpec,
+        config: Hyperparameters,
+        out: Output,
+        group: Group,
+        stop: StopRequest,
+        teacher: nn.Module | None,
+        distillation: DistillationLoss | None,
+    ) -> None:
+        self.input_spec, self.config, self.out = input_spec, config, out
+        self.group, self.stop = group, stop
+        fingerprint = _fingerprint(model, data, config, teacher, distillation)
+        self.store = CheckpointStore(out.scratch / f"checkpoints-{fingerprint}")
+        self.place = choose_place(config, group.local_rank)
+        self.stopwatch = Stopwatch(self.place.device)
+        self.learner = Learner(
+            model,
+            config,
+            self.place,
+            self.stopwatch,
+            workers=group.size,
+            teacher=teacher,
+            distillation=distillation,
+        )
+        self.train_set = ImageSet(data, "train", input_spec, self.place.device)
+        self.test_set = ImageSet(data, "test", input_spec, self.place.device)
+        for images in (self.train_set, self.test_set):
+            if images.residence and group.rank == 0:
+                print(images.residence, flush=True)
+        self.batch_size = _batch_size(len(self.train_set), config, group)
+        self.steps_per_epoch = len(self.train_set) // self.batch_size
+        self.progress = _Progress()
+        # This worker's losses and recognised images of this epoch; on the device, so no step waits for it.
+        self.sums = torch.zeros(2, dtype=torch.float64, device=self.place.device)
+        self.saved_at = self.reported_at = time.monotonic()
+        self.answer: Callable[[], list[float]] = _nothing_wanted  # to what was asked at the last `_heed`
+
+    def run(self) -> Fitted:
+        try:
+            self._resume()
+            while self.progress.epoch < self.config.epochs:
+                self._train_epoch()
+                self._finish_epoch()
+            self.answer()  # the group is left with nothing under way
+            self._save()
+            return self._fitted()
+        finally:
+            self.learner.leave_group()
+
+    # ---------------------------------------------------------------------------------------------- training
+
+    def _train_epoch(self) -> None:
+        order = torch.randperm(len(self.train_set), generator=self._generator("order"))
+        used = order[: self.steps_per_epoch * self.batch_size]
+        to_come = torch.split(used, self.batch_size)[self.progress.step :]
+        self.stopwatch.start()
+        with closing(self.train_set.stream(part for rows in to_come for part in self._parts(rows))) as images:
+            for rows in to_come:
+                self._train_step(rows, images)
+                self.progress.step += 1
+                self.progress.images += self.batch_size
+                self._heed()
+
+    def _train_step(self, rows: Tensor, images: Iterator[Tensor]) -> None:
+        """One optimizer step with the images of `rows`, of which this worker takes its share in parts."""
+        torch.manual_seed(self._seed("network", self.progress.step, self.group.rank))
+        # The draws belong to the place in the whole batch, so that neither the number of workers nor that of
+        # parts changes what an image looks like.
+        uniform = draw(len(rows), self._generator("augment", self.progress.step))
+        parts = list(zip(self._parts(rows), self._parts(uniform), strict=True))
+        changed = [*self.learner.model.buffers(), self.sums]  # by each part, before the step is whole
+        before = [tensor.clone() for tensor in changed] if len(parts) > 1 else []
+        for number, (part, drawn) in enumerate(parts, start=1):
+            if number > 1:
+                self._heed(undo=list(zip(changed, before, strict=True)))
+            x, labels = self._batch(next(images), drawn), self.train_set.labels[part.to(self.place.device)]
+            self.stopwatch.lap("data")
+            loss, correct = self.learner.add_gradients(
+                x, labels, share=1 / len(parts), last=number == len(parts)
+            )
+            self.sums += torch.stack([loss.double(), correct.double()])
+        self.learner.step(self._learning_rate(self.progress.step))
+
+    def _parts(self, of_batch: Tensor) -> tuple[Tensor, ...]:
+        """This worker's share of what there is for each image of a batch, in `accumulate` parts."""
+        share = len(of_batch) // self.group.size
+        mine = of_batch[self.group.rank * share : (self.group.rank + 1) * share]
+        return torch.split(mine, share // self.config.accumulate)
+
+    def _batch(self, images_nchw: Tensor, uniform: Tensor) -> Tensor:
+        pixels = self.train_set.pixels(images_nchw)
+        pixels = augment(pixels, uniform.to(self.place.device), self.config.augment)
+        return self.train_set.normalise(pixels, self.place.layout)
+
+    def _learning_rate(self, step: int) -> float:
+        """At a step of the current epoch."""
+        done = self.progress.epoch * self.steps_per_epoch + step
+        return peak_learning_rate(self.config) * rate_factor(done, self.steps_per_epoch, self.config)
+
+    def _seed(self, *what: object) -> int:
+        """A seed for one use: what is drawn depends on where the training is, not on how it got there."""
+        key = repr((self.config.seed, self.progress.epoch, *what))
+        return int.from_bytes(hashlib.sha256(key.encode()).digest()[:7])
+
+    def _generator(self, *what: object) -> torch.Generator:
+        return torch.Generator().manual_seed(self._seed(*what))
+
+    # -------------------------------------------------------------------------------------- at an epoch's end
+
+    def _finish_epoch(self) -> None:
+        test_accuracy = self._test_accuracy()
+        loss_sum, correct = self.group.sum(self.sums.tolist())
+        row = {
+            "epoch": self.progress.epoch + 1,
+            "loss": loss_sum / (self.steps_per_epoch * self.group.size),
+            "train_accuracy": correct / (self.steps_per_epoch * self.batch_size),
+            "test_accuracy": test_accuracy,
+            "learning_rate": self._learning_rate(self.steps_per_epoch - 1),
+        }
+        self.progress.history.append(row)
+        self.progress.epoch, self.progress.step = self.progress.epoch + 1, 0
+        self.sums.zero_()
+        self._count_time()
+        if self.group.rank == 0:
+            self._report_epoch(row)
+
+    def _test_accuracy(self) -> float:
+        """Top-1 of the network that would be handed over now, in fp32; each worker takes some of the rows."""
+        model = self.learner.result().eval()
+        self.group.share(list(model.buffers()))
+        correct = 0
+        begins = range(0, len(self.test_set), EVALUATION_BATCH * self.group.size)  # as many for every worker
+        mine = [begin + self.group.rank * EVALUATION_BATCH for begin in begins]
+        shares = [slice(start, min(start + EVALUATION_BATCH, len(self.test_set))) for start in mine]
+        some = [share for share in shares if share.start < share.stop]
+        with closing(self.test_set.stream(some)) as images:
+            for share in shares:
+                if share in some:
+                    with torch.no_grad():
+                        pixels = self.test_set.pixels(next(images))
+                        logits = model(self.test_set.normalise(pixels, self.place.layout))
+                        correct += int((logits.argmax(dim=1) == self.test_set.labels[share]).sum())
+                self.stopwatch.lap("evaluation")
+                self._heed()
+        model.train()
+        return self.group.sum([correct])[0] / len(self.test_set)
+
+    def _fitted(self) -> Fitted:
+        macs = models.count(self.learner.model, self.input_spec)[1]
+        flops_per_image = 3 * 2 * macs  # the backward pass costs twice the forward pass
+        if self.learner.teacher is not None:
+            flops_per_image += 2 * models.count(self.learner.teacher, self.input_spec)[1]
+        metrics = {
+            **{name: value for name, value in self.progress.history[-1].items() if name != "epoch"},
+            **{f"{phase}_s": seconds for phase, seconds in self.progress.seconds.items()},
+            "images_per_s": self.progress.images_per_s,
+            "gflop_per_s": self.progress.images_per_s * flops_per_image / 1e9,
+        }
+        model = HANDED_OVER.put(self.learner.result().eval())
+        return Fitted(model, tuple(self.progress.history), metrics)
+
+    # ----------------------------------------------------------------------------------------- between steps
+
+    def _heed(self, undo: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
+        """Do together what any worker has a reason for: fail, save, stop.
+
+        In a group it is what they had when this was called before: no step waits for the others to answer.
+        undo: inside of a step, the tensors that its first parts changed, and what they held before it.
+        """
+        now = time.monotonic()
+        is_reporting = now - self.reported_at >= REPORT_EVERY_S
+        if is_reporting:
+            self.reported_at = now
+            self._report_step()
+        at_end = self.progress.step == self.steps_per_epoch
+        is_cheap = self.place.device.type == "cpu"  # on a GPU, to look at the loss is to wait for it
+        is_bad = (is_cheap or is_reporting or at_end) and not math.isfinite(self.sums[0].item())
+        is_due = now - self.saved_at >= self.config.checkpoint_every_s
+        wanted = [self.stop.signal, is_bad, is_due]
+        stopped_by, any_bad, any_due = self.answer() if self.group.size > 1 else wanted
+        self.answer = _nothing_wanted
+        is_saving = stopped_by or (any_due and not undo)
+        if self.group.size > 1:
+            self.stopwatch.lap("communication")
+        if any_bad:
+            raise self._not_finite()
+        if stopped_by:
+            for tensor, before in undo:
+                tensor.copy_(before)
+        if is_saving:
+            self._save()
+            wanted[2] = False
+        if stopped_by:
+            self._leave(stopped_by)
+        if self.group.size > 1:
+            self.answer = self.group.begin_max(wanted)
+
+    def _leave(self, stopped_by: float) -> NoReturn:
+        if stopped_by == signal.SIGINT:
+            raise KeyboardInterrupt
+        raise Terminated(
+            "the training was stopped by SIGTERM",
+            why=f"saved in epoch {self.progress.epoch + 1}, after step {self.progress.step}",
+            fix="run again to resume",
+        )
+
+    def _not_finite(self) -> StageFailed:
+        rate = peak_learning_rate(self.config)
+        dtype = str(self.place.dtype).removeprefix("torch.")
+        return StageFailed(
+            f"the loss is no longer finite in epoch {self.progress.epoch + 1}, step {self.progress.step}",
+            why=f"most often the learning rate is too high: its peak is {rate:g}, in {dtype}",
+            fix=f"lower learning_rate, for example to {rate / 5:g}, or raise warmup_epochs",
+        )
+
+    def _save(self) -> None:
+        self.progress.loss_sum, self.progress.correct = self.group.sum(self.sums.tolist())
+        self._count_time()
+        if self.group.rank == 0:
+            tensors, scaler = self.learner.state()
+            step = self.progress.epoch * (self.steps_per_epoch + 1) + self.progress.step
+            state = {"progress": asdict(self.progress), "scaler": scaler, "workers": self.group.size}
+            self.store.write(step, Checkpoint(tensors, state))
+        self.stopwatch.lap("checkpoint")
+        self.saved_at = time.monotonic()
+
+    def _resume(self) -> None:
+        data = self.group.share_bytes(self.store.read_newest() if self.group.rank == 0 else None)
+        if data is None:
+            return
+        checkpoint = Checkpoint.from_bytes(data)
+        self.progress = _Progress(**checkpoint.state["progress"])
+        self.learner.restore(checkpoint.tensors, checkpoint.state["scaler"])
+        if self.group.rank == 0:  # which saved the sums of all
+            loss_sum, workers = self.progress.loss_sum, checkpoint.state["workers"]
+            changed = ""
+            if workers != self.group.size:  # each worker adds the mean loss of its share of a batch
+                loss_sum *= self.group.size / workers
+                changed = f", with {self.group.size} workers instead of {workers}"
+            self.sums.copy_(torch.tensor([loss_sum, self.progress.correct], dtype=self.sums.dtype))
+            where = f"in epoch {self.progress.epoch + 1}, after step {self.progress.step}"
+            print(f"resuming {where}{changed}", flush=True)
+
+    def _count_time(self) -> None:
+        for phase, seconds in self.stopwatch.take().items():
+            self.progress.seconds[phase] = self.progress.seconds.get(phase, 0.0) + seconds
+
+    # ------------------------------------------------------------------------------------------ what is told
+
+    def _report_step(self) -> None:
+        if self.group.rank == 0 and self.progress.step:
+            loss = self.sums[0].item() / self.progress.step
+            self._report_progress(self.progress.epoch + 1, self.progress.step, loss)
+
+    def _report_progress(self, epoch: int, step: int, loss: float) -> None:
+        done = (epoch - 1) * self.steps_per_epoch + step
+        note = f"epoch {epoch}/{self.config.epochs}, loss {loss:.3f}"
+        self.out.progress(done, self.config.epochs * self.steps_per_epoch, "steps", note)
+
+    def _report_epoch(self, row: dict[str, float]) -> None:
+        self._report_progress(int(row["epoch"]), self.steps_per_epoch, row["loss"])
+        rate = self.progress.images_per_s
+        for name, value in (row | {"images_per_s": rate}).items():
+            if name != "epoch":
+                self.out.metric(name, value, index=int(row["epoch"]))
+        print(
+            f"epoch {row['epoch']}/{self.config.epochs}: loss {row['loss']:.4f},"
+            f" train {row['train_accuracy']:.2%}, test {row['test_accuracy']:.2%},"
+            f" learning rate {row['learning_rate']:.2g}, {rate:.0f} images/s",
+            flush=True,
+        )
+
+
+def _nothing_wanted() -> list[float]:
+    """Neither to stop, nor bad, nor due to be saved; see `_Training._heed`."""
+    return [0.0, 0.0, 0.0]
+
+
+def _batch_size(rows: int, config: Hyperparameters, group: Group) -> int:
+    """Images per step: what the config says, or as many as there are."""
+    shares = group.size * config.accumulate
+    if config.batch_size % shares:
+        raise ConfigInvalid(
+            f"batch_size {config.batch_size} is not a multiple of {shares}",
+            why=f"it is shared by {group.size} workers, each in {config.accumulate} parts",
+        )
+    size = min(config.batch_size, rows - rows % shares)
+    if size == 0:
+        raise ConfigInvalid(f"{rows} images are too few for {shares} shares of a batch")
+    if size < config.batch_size:
+        print(f"the batch is {size} images instead of {config.batch_size}: there are no more", flush=True)
+    return size
+
+
+def _fingerprint(
+    model: nn.Module,
+    data: Artifact[DatasetSpec],
+    config: Hyperparameters,
+    teacher: nn.Module | None,
+    distillation: DistillationLoss | None,
+) -> str:
+    """What tells this training from another one: a checkpoint of another is not resumed."""
+    decisive = set(Hyperparameters.model_fields) - {"checkpoint_every_s"}
+    settings = config.model_dump(mode="json", include=decisive)
+    weights = [_weights_digest(network) for network in (model, teacher) if network is not None]
+    text = canonical_json([settings, data.digest, weights, repr(distillation)])
+    return hashlib.sha256(text.encode()).hexdigest()[:16]
+
+
+def _weights_digest(model: nn.Module) -> str:
+    return hashlib.sha256(Checkpoint(dict(model.state_dict()), {}).to_bytes()).hexdigest()

@@ -1,0 +1,491 @@
+"""A namespace of a Kubernetes cluster: objects as the JSON of a manifest, errors as a user understands them.
+
+Whatever goes wrong with the cluster itself becomes Unavailable; an API server that is away for a while is
+waited for, aloud. What the status and the events of a pod mean is in pipelines/cluster/causes.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import ssl
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import quote, urlencode
+
+import yaml
+
+from hpml.core.errors import ConfigInvalid, HpmlError, Unavailable
+from hpml.pipelines.cluster.causes import container_state
+
+CONNECT_S, ANSWER_S = 5.0, 30.0  # how long one request may take
+SILENT_LOG_S = 60.0  # a log stream that said nothing for so long is opened anew: its connection may be dead
+RETRY_EVERY_S = 1.0
+LOOK_EVERY_S = 0.2  # whether a container, or an object that is being deleted, is gone
+LOST_AFTER = 5  # attempts at the log of a container that has ended
+RETRIED = {429, 500, 502, 503, 504}  # 500 is also what a webhook causes that does not answer
+METHODS = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
+TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")  # of a pod, unless it wants none
+
+Json = dict[str, Any]
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Resource:
+    """A kind of objects, as the paths of the API spell it, such as Resource("batch/v1", "jobs").
+
+    namespaced: whether each namespace has its own; if not, they are the cluster's, such as nodes.
+    """
+
+    api: str
+    plural: str
+    namespaced: bool = True
+
+
+PODS = Resource("v1", "pods")
+PODS_LOG = Resource("v1", "pods/log")
+EVENTS = Resource("v1", "events")
+JOBS = Resource("batch/v1", "jobs")
+CONFIGMAPS = Resource("v1", "configmaps")
+REVIEWS = Resource("authorization.k8s.io/v1", "selfsubjectaccessreviews", namespaced=False)
+
+
+def say_on_stderr(text: str) -> None:
+    """Tell the user something, beside what a program prints as its result."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def connect(namespace: str, *, patience_s: float = 60.0, say: Say = say_on_stderr) -> Namespace:
+    """A namespace of the cluster that KUBECONFIG names, else that this pod is in, else of ~/.kube/config.
+
+    patience_s: how long an API server that is away is waited for. Nothing is asked of the cluster yet.
+    Raises Unavailable if no cluster is configured.
+    """
+    from kubernetes import client, config
+    from kubernetes.config import ConfigException
+
+    configuration = client.Configuration()
+    try:
+        if not os.environ.get("KUBECONFIG") and TOKEN.exists():
+            config.load_incluster_config(client_configuration=configuration)
+        else:
+            file = os.environ.get("KUBECONFIG")  # named here, or the library takes that of its import
+            config.load_kube_config(config_file=file, client_configuration=configuration)
+    except (ConfigException, yaml.YAMLError, OSError, ValueError, KeyError, TypeError) as error:
+        raise Unavailable(
+            "no cluster is configured",
+            why=str(error) or type(error).__name__,
+            fix="point KUBECONFIG at the file that kubectl uses; in a pod, give it a service account's token",
+        ) from None
+    configuration.retries = False  # ours say what they wait for
+    configuration.connection_pool_maxsize = 64  # each log that is followed keeps one
+    return Namespace(client.ApiClient(configuration), namespace, patience_s=patience_s, say=say)
+
+
+def own_namespace() -> str:
+    """The namespace of the pod that this process runs in; empty where it is in none that has a token."""
+    try:
+        return TOKEN.with_name("namespace").read_text().strip()
+    except OSError:
+        return ""
+
+
+class Namespace:
+    """The objects of one namespace. Safe to use from several threads.
+
+    Every method raises Unavailable if the cluster does not answer, does not know us, or forbids what was
+    asked, and ConfigInvalid if it finds an object invalid.
+    """
+
+    def __init__(self, api_client: Any, name: str, *, patience_s: float, say: Say) -> None:
+        self.name = name
+        self._client, self._patience_s, self._say = api_client, patience_s, say
+        self._is_away = threading.Event()  # said once, however many threads are waiting
+
+    def beside(self, name: str) -> Namespace:
+        """The namespace `name` of the same cluster."""
+        return Namespace(self._client, name, patience_s=self._patience_s, say=self._say)
+
+    @property
+    def host(self) -> str:
+        """The address of the API server."""
+        return str(self._client.configuration.host)
+
+    def get(self, resource: Resource, name: str, *, patience_s: float | None = None) -> Json | None:
+        """The object, or None if there is none of that name. patience_s: instead of ours."""
+        return self._ask("get", resource, name, patience_s=patience_s)
+
+    def find(self, resource: Resource, *, labels: str = "", fields: str = "") -> list[Json]:
+        """What the selectors choose, such as labels="app=x,tier=y" and fields="involvedObject.name=x"."""
+        query = [(key, text) for key, text in (("labelSelector", labels), ("fieldSelector", fields)) if text]
+        answer = self._ask("list", resource, query=query)
+        return list(answer.get("items") or ()) if answer else []
+
+    def create(self, resource: Resource, body: Json) -> Json | None:
+        """The new object, or None if its name is taken: also by an attempt of ours whose answer was lost."""
+        return self._ask("create", resource, body=body)
+
+    def patch(self, resource: Resource, name: str, changes: Json) -> Json | None:
+        """The object with `changes` merged in (null removes a key), or None if there is none of that name."""
+        return self._ask("patch", resource, name, body=changes)
+
+    def delete(
+        self,
+        resource: Resource,
+        name: str,
+        *,
+        uid: str = "",
+        keep_owned: bool = False,
+        patience_s: float | None = None,
+    ) -> bool:
+        """Remove the object, and what it owns soon after; returns whether there was one.
+
+        uid: remove that very object, and not another one that took its name. keep_owned: what it owns stays
+        and has no owner from then on. patience_s: instead of ours.
+        """
+        policy = "Orphan" if keep_owned else "Background"
+        body: Json = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": policy}
+        if uid:
+            body["preconditions"] = {"uid": uid}
+        return self._ask("delete", resource, name, body=body, patience_s=patience_s) is not None
+
+    def wait_until_gone(self, resource: Resource, name: str, *, uid: str, timeout_s: float = 60.0) -> None:
+        """Return once that very object is no longer there. Raises Unavailable after `timeout_s`."""
+        until = time.monotonic() + timeout_s
+        while (found := self.get(resource, name)) and found["metadata"]["uid"] == uid:
+            if time.monotonic() > until:
+                raise Unavailable(
+                    f"{resource.plural}/{name} in the namespace {self.name} is being deleted and still there",
+                    why=f"waited {timeout_s:.0f} s",
+                    fix=f"see kubectl -n {self.name} get {resource.plural} {name} -o yaml",
+                )
+            time.sleep(LOOK_EVERY_S)
+
+    def raw(self, path: str) -> Json:
+        """What the API server answers at a path of its own, such as /version."""
+        return self._ask("get", Resource("", path, namespaced=False)) or {}
+
+    def may(self, verb: str, resource: Resource, name: str = "") -> bool:
+        """Whether we are allowed to do `verb` to such objects, or to the one of that name."""
+        plural, _, part = resource.plural.partition("/")
+        group = resource.api.rpartition("/")[0]
+        asked = {"verb": verb, "group": group, "resource": plural, "subresource": part, "name": name}
+        if resource.namespaced:
+            asked["namespace"] = self.name
+        spec = {"resourceAttributes": {key: value for key, value in asked.items() if value}}
+        kind = "SelfSubjectAccessReview"
+        answer = self.create(REVIEWS, {"apiVersion": REVIEWS.api, "kind": kind, "spec": spec})
+        return bool((answer or {}).get("status", {}).get("allowed"))
+
+    def events(self, uid: str) -> list[Json]:
+        """What the cluster noted about the object with this uid, oldest first."""
+        found = self.find(EVENTS, fields=f"involvedObject.uid={uid}")
+        return sorted(
+            found, key=lambda event: str(event.get("lastTimestamp") or event.get("eventTime") or "")
+        )
+
+    # ------------------------------------------------------------------------------------------------- logs
+
+    def log(self, pod: Json, container: str) -> Iterator[str]:
+        """Every line of a container of `pod`, as it is written, until the container or the pod is gone.
+
+        A stream that breaks is taken up again where it broke: by the time of the lines, no line twice, none
+        left out. Of a pod that was replaced by one of the same name, only the lines of the given one.
+        """
+        name, uid = pod["metadata"]["name"], pod["metadata"]["uid"]
+        seen, broken = _Seen(), 0
+        while True:
+            was_over = self._is_over(name, uid, container)  # asked before: what follows is then all there is
+            if was_over is None:
+                return
+            try:
+                for line in seen.new(self._log_lines(name, uid, container, seen.since)):
+                    broken = 0
+                    stamp, _, text = line.partition(" ")
+                    if stamp[:1].isdigit():  # if not, it is the kubelet that says it has no log any more
+                        yield text
+                if was_over:
+                    return
+            except _Interrupted as error:
+                broken += 1
+                if was_over and broken > LOST_AFTER:  # the node, or its copy of the log, is gone
+                    self._say(f"the rest of the log of {name} cannot be read: {error}")
+                    return
+            time.sleep(LOOK_EVERY_S)
+
+    def _is_over(self, name: str, uid: str, container: str) -> bool | None:
+        """Whether the container has ended for good; None: the pod is gone."""
+        pod = self.get(PODS, name)
+        if pod is None or pod["metadata"]["uid"] != uid:
+            return None
+        return pod["status"].get("phase") in ("Succeeded", "Failed") or (
+            pod["spec"].get("restartPolicy") == "Never" and container_state(pod, container)[0] == "terminated"
+        )
+
+    def _log_lines(self, name: str, uid: str, container: str, since: str) -> Iterator[str]:
+        query = [("container", container), ("follow", "true"), ("timestamps", "true")]
+        if since:
+            query.append(("sinceTime", since))
+        try:
+            response = self._send("get", PODS, f"{name}/log", query=query, stream=True)
+        except _Refused as refused:
+            if refused.status not in (400, 404, *RETRIED):  # these: not started yet, or just gone
+                raise self._explained(refused, "get", PODS_LOG, name) from None
+            time.sleep(RETRY_EVERY_S)
+            raise _Interrupted(refused.message) from None
+        except _Away as away:
+            time.sleep(RETRY_EVERY_S)
+            raise _Interrupted(away.why) from None
+        try:
+            now = self.get(PODS, name)
+            if now is not None and now["metadata"]["uid"] != uid:
+                return  # a pod of the same name came in between, and this is its log
+            yield from _lines(response)
+        finally:
+            response.close()  # not back to the pool: there may be more in it
+            response.release_conn()
+
+    # --------------------------------------------------------------------------------------------- requests
+
+    def _ask(
+        self,
+        verb: str,
+        resource: Resource,
+        name: str = "",
+        *,
+        query: list[tuple[str, str]] | None = None,
+        body: Json | None = None,
+        patience_s: float | None = None,
+    ) -> Json | None:
+        """The answer, or None for "there is none of that name" and, to create, for "there is one already"."""
+        patience_s = self._patience_s if patience_s is None else patience_s
+        until = time.monotonic() + patience_s
+        while True:
+            try:
+                answer = json.loads(self._send(verb, resource, name, query=query, body=body).data)
+                self._came_back()
+                return answer if isinstance(answer, dict) else {}
+            except _Refused as refused:
+                if verb == "create" and refused.reason == "AlreadyExists":
+                    return None
+                if verb == "delete" and refused.status == 409:  # another object has taken the name
+                    return None
+                if name and refused.is_missing_object:
+                    return None
+                if refused.status not in RETRIED or time.monotonic() >= until:
+                    raise self._explained(refused, verb, resource, name) from None
+                problem = refused.message
+            except _Away as away:
+                if time.monotonic() >= until:
+                    raise self._gone(away.why, patience_s) from None
+                problem = away.why
+            except ValueError as error:
+                raise Unavailable(f"{self.host} answers what is not JSON", why=str(error)) from None
+            self._went_away(problem, patience_s)
+            time.sleep(min(RETRY_EVERY_S, max(0.0, until - time.monotonic())))
+
+    def _went_away(self, problem: str, patience_s: float) -> None:
+        if not self._is_away.is_set():
+            self._is_away.set()
+            self._say(
+                f"the cluster at {self.host} does not answer ({problem}): trying for {patience_s:.0f} s"
+            )
+
+    def _came_back(self) -> None:
+        if self._is_away.is_set():
+            self._is_away.clear()
+            self._say(f"the cluster at {self.host} answers again")
+
+    def _gone(self, why: str, patience_s: float) -> Unavailable:
+        tried = f", for {patience_s:.0f} s" if patience_s >= 1 else ""
+        return Unavailable(
+            f"the cluster at {self.host} does not answer{tried}",
+            why=why,
+            fix="is it up, and is KUBECONFIG the right one? kubectl get nodes",
+        )
+
+    def _send(
+        self,
+        verb: str,
+        resource: Resource,
+        name: str,
+        *,
+        query: list[tuple[str, str]] | None = None,
+        body: Json | None = None,
+        stream: bool = False,
+    ) -> Any:
+        """One request. Raises _Refused or _Away."""
+        import urllib3
+
+        headers = {"Accept": "*/*" if stream else "application/json"}
+        if body is not None:
+            headers["Content-Type"] = f"application/{'merge-patch+' if verb == 'patch' else ''}json"
+        self._client.update_params_for_auth(headers, [], ["BearerToken"])  # in a pod: a token that is renewed
+        try:
+            response = self._client.rest_client.pool_manager.request(
+                METHODS[verb],
+                f"{self.host}{self._path(resource, name)}{'?' + urlencode(query) if query else ''}",
+                body=None if body is None else json.dumps(body),
+                headers=headers,
+                redirect=False,
+                preload_content=not stream,
+                timeout=urllib3.Timeout(connect=CONNECT_S, read=SILENT_LOG_S if stream else ANSWER_S),
+            )
+            if 200 <= response.status < 300:
+                return response
+            raise _Refused(response.status, response.data)
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise _Away(_why_away(error)) from None
+
+    def _path(self, resource: Resource, name: str) -> str:
+        if not resource.api:
+            return resource.plural
+        root = "/api" if "/" not in resource.api else "/apis"
+        namespace = f"/namespaces/{quote(self.name, safe='')}" if resource.namespaced else ""
+        path = f"{root}/{resource.api}{namespace}/{resource.plural}"
+        return f"{path}/{quote(name, safe='/')}" if name else path
+
+    def _explained(self, refused: _Refused, verb: str, resource: Resource, name: str) -> HpmlError:
+        where = f"in the namespace {self.name}" if resource.namespaced else "of the cluster"
+        thing = f"{resource.plural} {where}"
+        if refused.status == 401:
+            return Unavailable(
+                f"the cluster at {self.host} does not know who you are",
+                why=refused.message,
+                fix="log in again, as the file in KUBECONFIG has it (its token or certificate may be over)",
+            )
+        if refused.status == 403 and " cannot " in refused.message:
+            return Unavailable(
+                f"not allowed to {verb} {thing}",
+                why=refused.message,
+                fix="k8s/base grants it in the namespace hpml, k8s/components/kubeflow in Kubeflow's"
+                f" (kubectl apply -k); see kubectl -n {self.name} get rolebindings",
+            )
+        if refused.status == 404 and refused.kind == "namespaces":
+            return Unavailable(
+                f"the cluster at {self.host} has no namespace {self.name}",
+                fix="kubectl apply -k k8s/base makes it; or set cluster.namespace",
+            )
+        if refused.status == 404 and not refused.kind:
+            return Unavailable(
+                f"the cluster at {self.host} does not know {resource.plural} of {resource.api}",
+                why=refused.message,
+                fix="install what provides them (hpml doctor says what and how)",
+            )
+        if refused.status in (400, 403, 413, 422):
+            subject = f"{resource.plural}/{name}" if name else resource.plural
+            return ConfigInvalid(f"the cluster refused to {verb} {subject}", why=refused.message)
+        return Unavailable(f"the cluster could not {verb} {thing}", why=f"{refused.status} {refused.message}")
+
+
+class _Interrupted(Exception):
+    """A log stream broke: open another one."""
+
+
+class _Away(Exception):
+    """No answer."""
+
+    def __init__(self, why: str) -> None:
+        super().__init__(why)
+        self.why = why
+
+
+class _Refused(Exception):
+    """An answer that says no, in the words of its `Status` object."""
+
+    def __init__(self, status: int, body: bytes | str | None) -> None:
+        text = body.decode(errors="replace") if isinstance(body, bytes) else body or ""
+        try:
+            told = json.loads(text)
+        except ValueError:
+            told = {}
+        told = told if isinstance(told, dict) else {}
+        details = told.get("details") or {}
+        self.status = status
+        self.reason = str(told.get("reason", ""))
+        self.message = str(told.get("message") or text.strip()[:300] or f"HTTP {status}")
+        self.kind = str(details.get("kind", ""))  # of what is missing: the namespace, or the object itself
+        self.is_missing_object = status == 404 and bool(details.get("name")) and self.kind != "namespaces"
+        super().__init__(self.message)
+
+
+def _why_away(error: BaseException) -> str:
+    """The innermost reason of a connection that failed, without the library's wrapping."""
+    chain = [error]
+    while (inner := getattr(chain[-1], "reason", None) or chain[-1].__cause__ or chain[-1].__context__) and (
+        isinstance(inner, BaseException) and inner not in chain
+    ):
+        chain.append(inner)
+    for link in reversed(chain):
+        if isinstance(link, ssl.SSLError):
+            return f"its certificate is not the one expected ({link.reason or link})"
+        if isinstance(link, OSError) and link.strerror:
+            return link.strerror.lower()
+    return str(chain[-1]) or type(chain[-1]).__name__
+
+
+# --------------------------------------------------------------------------------------------- lines of a log
+
+
+def _lines(response: Any) -> Iterator[str]:
+    """The lines of a streamed answer; one that was cut off is left out. Raises _Interrupted if it breaks."""
+    import urllib3
+
+    rest = b""
+    try:
+        for chunk in response.stream(amt=None):
+            *whole, rest = (rest + chunk).split(b"\n")
+            for line in whole:
+                yield line.decode(errors="replace")
+    except (urllib3.exceptions.HTTPError, OSError) as error:
+        raise _Interrupted(_why_away(error)) from None
+    if rest:  # the stream came to its end, so this is all there is of the line
+        yield rest.decode(errors="replace")
+
+
+class _Seen:
+    """Which lines of a log were read, so far as they could come again."""
+
+    OVERLAP = timedelta(seconds=2)  # stdout and stderr are stamped apart, so times are not quite in order
+
+    def __init__(self) -> None:
+        self._recent: deque[tuple[datetime, str]] = deque()
+        self._newest: datetime | None = None
+
+    @property
+    def since(self) -> str:
+        """What to ask the log for: RFC 3339, whole seconds; empty for all of it."""
+        if self._newest is None:
+            return ""
+        return (self._newest - self.OVERLAP).replace(microsecond=0).isoformat()
+
+    def new(self, lines: Iterable[str]) -> Iterator[str]:
+        """Those of `lines` (each "TIME TEXT") that were not there when the log was read before."""
+        known: dict[str, int] = {}
+        for _, line in self._recent:
+            known[line] = known.get(line, 0) + 1
+        for line in lines:
+            if known.get(line):
+                known[line] -= 1
+                continue
+            self._remember(line)
+            yield line
+
+    def _remember(self, line: str) -> None:
+        try:
+            time_of_line = datetime.fromisoformat(line.partition(" ")[0])
+        except ValueError:  # a line without a time; it cannot be asked for again
+            return
+        self._newest = max(self._newest or time_of_line, time_of_line)
+        self._recent.append((time_of_line, line))
+        oldest = self._newest.replace(microsecond=0) - self.OVERLAP
+        while self._recent and self._recent[0][0] < oldest:
+            self._recent.popleft()

@@ -1,0 +1,407 @@
+"""`hpml bench ENGINE...`: measure anything together, and say what was found."""
+
+from __future__ import annotations
+
+import importlib.metadata
+import os
+import shutil
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from hpml.artifacts.measurements import MeasurementsSpec, OutputComparison, OutputFigures
+from hpml.core import memory
+from hpml.core.atomic_files import new_folder_beside
+from hpml.core.contract import Events, Output, validate
+from hpml.core.errors import ConfigInvalid, GateFailed, Unavailable, UsageError, disk_full_explained
+from hpml.core.hardware import usable_cpus
+from hpml.measuring.config import BenchmarkConfig, Quiet
+from hpml.measuring.subjects import EngineSubject
+from hpml.pipelines.commands import bench_record as records
+from hpml.pipelines.commands.bench_record import BenchRecord
+from hpml.pipelines.commands.measurable import Measurable, check_batches
+from hpml.pipelines.engine import run_record
+from hpml.pipelines.engine.run_record import RunRecord, StepRecord
+from hpml.pipelines.engine.store import Store
+from hpml.pipelines.pages.bench import bench_page
+from hpml.pipelines.terminal import console
+from hpml.reporting.over_time import LatencyOverTime, read_over_time
+
+_BATCHES = (1, 8, 32)
+_POOL_ROWS = 64  # distinct samples that the requests cycle through, more where a batch needs more
+_POOL_BYTES = 256 * 1024**2  # of all of them together, at most
+_SHARE_OF_MEMORY = 0.5
+_MULTI_STREAM = 8  # samples of a query of MultiStream
+_IMPORT_PATHS = "HPML_IMPORT_PATHS"
+_LIBRARIES = ("hpml-pipeline", "numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "torch", "tensorrt")
+
+_NOTE_SERVER = (
+    "The latency of {names} includes the network and the server's own reading and writing of requests; the "
+    "server's memory, start and energy were not measured."
+)
+_NOTE_SHARED = (
+    "A server works beside the process that is timed, so that this waited for a CPU was no disturbance."
+)
+_COMPLETES = "stop what else runs here, or give a larger --budget-s"
+
+
+@dataclass(frozen=True)
+class Wishes:
+    """How the engines are to be measured; None and empty: as the benchmark of a run does."""
+
+    batches: tuple[int, ...] = ()
+    scenarios: tuple[str, ...] = ()
+    threads: int | None = None
+    rounds: int | None = None
+    launches: int | None = None
+    budget_s: float | None = None
+    precision: float | None = None
+    max_waited: float | None = None
+    reference: str = ""
+    price_per_hour: float | None = None
+    seed: int = 0
+
+
+def measure(
+    home: Path,
+    found: Mapping[str, Measurable],
+    wishes: Wishes,
+    *,
+    command: Sequence[str],
+    folder: Path | None,
+) -> tuple[BenchRecord, Path]:
+    """Measure all of `found` together; returns what was found, and the folder it is in.
+
+    folder: where to write it, by default a new one in `home`/bench.
+    Raises ConfigInvalid for wishes that cannot be met, Unavailable if a run of the workspace uses the
+    machine, and StageFailed that names what crashed or answers wrongly.
+    """
+    from hpml.measuring.machine.environment import describe
+    from hpml.measuring.samples import write_samples
+    from hpml.measuring.timed import time_subjects
+
+    config = _config(found, wishes)
+    bench_id = run_record.new_run_id("bench")
+    place = _new_place(folder or home / "bench" / bench_id)
+    environment = describe()
+    with _machine(home), tempfile.TemporaryDirectory(prefix="hpml-bench-") as scratch, _progress() as events:
+        inputs = Path(scratch) / "inputs.npz"
+        _write_inputs(inputs, found, config)
+        out = Output(Path(scratch), Path(scratch), threads=usable_cpus(), events=events)
+        subjects = {name: item.subject for name, item in found.items()}
+        with _importable(found):
+            outputs = _compare_outputs(found, inputs, config, out)
+            timed = time_subjects(config, subjects, inputs, out)
+        record = BenchRecord(
+            id=bench_id,
+            created_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
+            command=tuple(command),
+            config=config,
+            libraries=_libraries(),
+            notes=(*_notes(found), *not_finite(outputs)),
+            outputs=outputs,
+            subjects={
+                name: records.subject_record(name, item.subject.subject, item.known, timed)
+                for name, item in found.items()
+            },
+            measurements=MeasurementsSpec(
+                reference=config.reference,
+                best_fp32="",
+                engines={},
+                rounds=0,  # as all that follows from the samples: see `analysed`
+                slice_ms=config.slice_ms,
+                threads=timed.threads,
+                seed=config.seed,
+                environment=environment,
+                harness_us_per_request=timed.harness_us_per_request,
+                conditions=timed.conditions,
+                incomplete=timed.incomplete,
+            ),
+        )
+        record = records.analysed(record, timed.rounds)
+        _write(place, record, lambda file: write_samples(file, timed.rounds, list(found), config))
+    return record, place
+
+
+def again(folder: Path) -> BenchRecord:
+    """The record of an earlier bench, its figures computed anew from its samples."""
+    return records.read_again(folder)
+
+
+def run_named(home: Path, arguments: Sequence[str]) -> RunRecord | None:
+    """The run whose measurement is to be completed: the only argument is its id, or "latest".
+
+    Raises UsageError if "latest" is asked for and there is none.
+    """
+    if len(arguments) > 1 or not (arguments[0] == "latest" or (home / arguments[0] / "run.json").is_file()):
+        return None
+    return run_record.load(home, arguments[0])
+
+
+def warn_incomplete(missing: str, *, strict: bool) -> None:
+    """Say on stderr what is not measured, and why; `missing` is empty if nothing is.
+
+    Raises GateFailed instead if `strict`.
+    """
+    if missing and strict:
+        raise GateFailed("the measurement is incomplete", why=missing, fix=_COMPLETES)
+    if missing:
+        print(f"warning: the measurement is incomplete: {missing}", file=sys.stderr)
+        print(f"to complete it: {_COMPLETES}", file=sys.stderr)
+
+
+# ------------------------------------------------------------------------------------------------ the config
+
+
+def _config(found: Mapping[str, Measurable], wishes: Wishes) -> BenchmarkConfig:
+    """The benchmark's config of these wishes, checked against what is measured and the machine."""
+    batches = wishes.batches or _default_batches(found)
+    check_batches(found, [*batches, *([_MULTI_STREAM] if "MultiStream" in wishes.scenarios else [])])
+    if wishes.reference and wishes.reference not in found:
+        raise UsageError(f"there is no engine {wishes.reference!r}", why=f"measured are {', '.join(found)}")
+    fields = {
+        "reference": wishes.reference or next(iter(found)),
+        "batch_sizes": batches,
+        "scenarios": wishes.scenarios,
+        "concurrency": (),
+        "seed": wishes.seed,
+        "quiet": _quiet(found, wishes),
+    }
+    return _validated(fields, wishes)
+
+
+def check_figures(wishes: Wishes) -> None:
+    """Raise ConfigInvalid for numbers that no measurement can use, before what has to come first is done."""
+    _validated({"reference": "the first"}, wishes)
+
+
+def _validated(fields: Mapping[str, Any], wishes: Wishes) -> BenchmarkConfig:
+    told = {
+        "rounds": wishes.rounds,
+        "launches": wishes.launches,
+        "threads": wishes.threads,
+        "time_budget_s": wishes.budget_s,
+        "precision": wishes.precision,
+        "price_per_hour": wishes.price_per_hour,
+    }
+    given = {name: value for name, value in told.items() if value is not None}
+    config: BenchmarkConfig = validate(BenchmarkConfig, {**fields, **given}, where="the command line")
+    unmet = config.unmet()
+    if unmet:
+        raise ConfigInvalid("this machine cannot do that", why=unmet)
+    return config
+
+
+def _default_batches(found: Mapping[str, Measurable]) -> tuple[int, ...]:
+    """1, 8 and 32; with something that takes one sample at a time, only that, which is said."""
+    single = [name for name, item in found.items() if item.signature.batch == 1]
+    if not single:
+        return _BATCHES
+    console.err.print(f"only batch 1 is measured: {', '.join(single)} takes one at a time", markup=False)
+    return (1,)
+
+
+def _quiet(found: Mapping[str, Measurable], wishes: Wishes) -> Quiet:
+    """What counts as a disturbance; a server beside the measured process would."""
+    if wishes.max_waited is not None:
+        return validate(Quiet, {"max_waited": wishes.max_waited}, where="--max-waited")
+    shared = any(item.subject.subject == "server" for item in found.values())
+    return Quiet(max_waited=1.0) if shared else Quiet()
+
+
+def _notes(found: Mapping[str, Measurable]) -> tuple[str, ...]:
+    servers = [name for name, item in found.items() if item.subject.subject == "server"]
+    return (_NOTE_SERVER.format(names=" and ".join(servers)), _NOTE_SHARED) if servers else ()
+
+
+def _libraries() -> dict[str, str]:
+    versions = {}
+    for name in _LIBRARIES:
+        try:
+            versions[name] = importlib.metadata.version(name)
+        except importlib.metadata.PackageNotFoundError:
+            continue
+    return versions
+
+
+# ----------------------------------------------------------------------------------------- inputs and outputs
+
+
+def _write_inputs(file: Path, found: Mapping[str, Measurable], config: BenchmarkConfig) -> None:
+    """The arrays that the subjects are given: those that take the same get the same.
+
+    Raises ConfigInvalid if two engines of runs take other images: they find theirs by one name.
+    """
+    from hpml.measuring.subjects.tensors import write_arrays
+
+    tensors = {tensor.array: tensor for item in found.values() for tensor in item.signature.inputs}
+    of_engines = {
+        tensor.array for item in found.values() if isinstance(item.subject, EngineSubject)
+        for tensor in item.signature.inputs
+    }  # fmt: skip
+    if len(of_engines) > 1:
+        raise ConfigInvalid(
+            "the engines do not take the same images", why=f"they take {' and '.join(sorted(of_engines))}"
+        )
+    largest = max(1, *config.batch_sizes, *([_MULTI_STREAM] if config.scenarios else []))
+    row_bytes = sum(tensor.bytes_per_row for tensor in tensors.values())
+    rows = max(largest, min(_POOL_ROWS, _POOL_BYTES // max(row_bytes, 1)))
+    _check_room(rows * row_bytes)
+    arrays = {name: tensor.draw(rows, seed=config.seed) for name, tensor in tensors.items()}
+    for name in of_engines:
+        arrays["x_nchw"] = arrays[name]
+    write_arrays(file, arrays)
+
+
+def _check_room(size_bytes: int) -> None:
+    """Raise ConfigInvalid if inputs of `size_bytes`, here and in a process, do not fit into the memory."""
+    available = memory.available_bytes()
+    if 2 * size_bytes > _SHARE_OF_MEMORY * available:
+        raise ConfigInvalid(
+            f"the inputs take {size_bytes / 1e9:.3g} GB",
+            why=f"{available / 1e9:.3g} GB of memory are available",
+            fix="give smaller batches: --batch 1",
+        )
+
+
+@contextmanager
+def _importable(found: Mapping[str, Measurable]) -> Iterator[None]:
+    """Let the measured processes import what lies beside the recipes; see hpml/__init__.py."""
+    before = os.environ.get(_IMPORT_PATHS, "")
+    folders = [before, *(path for item in found.values() for path in item.import_paths)]
+    os.environ[_IMPORT_PATHS] = os.pathsep.join(folder for folder in dict.fromkeys(folders) if folder)
+    try:
+        yield
+    finally:
+        os.environ[_IMPORT_PATHS] = before
+
+
+def _compare_outputs(
+    found: Mapping[str, Measurable], inputs: Path, config: BenchmarkConfig, out: Output
+) -> dict[str, OutputComparison]:
+    """What each answers to the same inputs, beside the reference; nothing where there is no other."""
+    from hpml.measuring.outputs import compare_outputs
+    from hpml.measuring.process.engine_process import GRACE_S
+
+    if len(found) == 1:
+        return {}
+    return compare_outputs(
+        {name: item.subject for name, item in found.items()},
+        inputs,
+        reference=config.reference,
+        takes={name: [tensor.array for tensor in item.signature.inputs] for name, item in found.items()},
+        threads=config.threads or out.threads,
+        reply_limit_s=config.time_budget_s + GRACE_S,
+        scratch=out.scratch,
+    )
+
+
+def not_finite(outputs: Mapping[str, OutputComparison]) -> tuple[str, ...]:
+    """Which outputs hold numbers that are not finite, in words."""
+    return tuple(
+        f"{name} answers {_count_not_finite(one)} in {one.name!r}, of {one.numbers:,} numbers."
+        for name, comparison in outputs.items()
+        for one in comparison.outputs
+        if one.nan or one.infinite
+    )
+
+
+def _count_not_finite(one: OutputFigures) -> str:
+    counts = {"NaN": one.nan, "infinity": one.infinite}
+    return " and ".join(f"{kind} {count:,} times" for kind, count in counts.items() if count)
+
+
+def _new_place(place: Path) -> Path:
+    """`place`, if nothing is there yet.
+
+    Raises UsageError if something is, and Unavailable if it cannot be written to.
+    """
+    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+        raise UsageError(f"{place} exists already", fix="give --out a folder that is new or empty")
+    try:
+        place.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise Unavailable(f"cannot write to {place}", why=str(error)) from None
+    return place
+
+
+def _write(place: Path, record: BenchRecord, write_samples: Callable[[Path], None]) -> None:
+    """All files, in a folder that is there whole or not at all."""
+    folder = new_folder_beside(place)
+    try:
+        with disk_full_explained(folder):
+            (folder / records.RECORD).write_text(record.model_dump_json(indent=1))
+            (folder / records.TABLE).write_text(records.figures_csv(record.measurements), newline="")
+            write_samples(folder / records.SAMPLES)
+            (folder / records.PAGE).write_text(
+                page(record, read_over_time(folder / records.SAMPLES, record.subjects))
+            )
+            folder.rename(place)
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def page(record: BenchRecord, over_time: LatencyOverTime | None = None) -> str:
+    """The record as a page. over_time: of its rounds; None where its samples do not say when they were."""
+    return bench_page(
+        record.measurements,
+        facts=facts(record),
+        notes=record.notes,
+        outputs=record.outputs,
+        over_time=over_time,
+    )
+
+
+def machine_facts() -> dict[str, str]:
+    """What figures of this machine depend on, in words."""
+    from hpml.measuring.machine.environment import describe
+
+    return {**describe(), **{f"{name} version": version for name, version in _libraries().items()}}
+
+
+def facts(record: BenchRecord) -> dict[str, str]:
+    """What the figures depend on, in words."""
+    devices = {name: subject.device for name, subject in record.subjects.items()}
+    return {
+        "measured at": record.created_at,
+        "command": " ".join(record.command),
+        "device": "; ".join(sorted(set(devices.values()))),
+        **record.measurements.environment,
+        **{f"{name} version": version for name, version in record.libraries.items()},
+    }
+
+
+@contextmanager
+def _machine(home: Path) -> Iterator[None]:
+    """The machine for us alone among the runs of the workspace.
+
+    Raises Unavailable if one of them is at work.
+    """
+    lock = Store(home).try_machine(alone=True)
+    if lock is None:
+        raise Unavailable(
+            f"a run in {home} is using this machine", fix="wait until it has ended: hpml status --all"
+        )
+    try:
+        yield
+    finally:
+        lock.release()
+
+
+@contextmanager
+def _progress() -> Iterator[Events]:
+    """Events that move a bar, or now and then print a line."""
+    with console.watcher() as watcher:
+
+        class Shown(Events):
+            def write(self, kind: str, **fields: Any) -> None:
+                if kind == "progress":
+                    watcher.progressed("bench", fields)
+
+        watcher.step_changed("bench", StepRecord(stage="bench", status="running"))
+        yield Shown(None)

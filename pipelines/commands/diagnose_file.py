@@ -1,0 +1,84 @@
+"""`hpml diagnose FILE.onnx`: why a bare ONNX file is not faster, measured here and now."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+
+from hpml.artifacts.ceilings import CeilingsSpec
+from hpml.artifacts.core_state import CoreState
+from hpml.artifacts.diagnosis import DiagnosisSpec, EngineDiagnosis
+from hpml.artifacts.measurements import EngineFigures
+from hpml.components.diagnose.facts import why_not_measured
+from hpml.core.errors import ConfigInvalid
+from hpml.measuring.subjects import OnnxSubject
+from hpml.measuring.subjects.tensors import Signature, write_arrays
+from hpml.pipelines.commands import bench, bench_machine
+from hpml.pipelines.commands.bench import Wishes
+from hpml.pipelines.commands.measurable import Hints, measurable
+from hpml.pipelines.executors.base import Watcher
+
+_WORKER = "hpml.components.diagnose.onnx_file"
+_REQUESTS = 32  # distinct ones that the profile cycles through
+
+
+def diagnose(
+    home: Path, file: Path, sizes: Mapping[str, int], wishes: Wishes, watcher: Watcher, *, limit_s: float
+) -> tuple[DiagnosisSpec, CeilingsSpec]:
+    """Measure the file and the machine, profile its layers, and judge them.
+
+    The ceilings of the machine are taken from the workspace where they are known. limit_s: for the profile;
+    then its process is ended. What the machine is too busy to measure is not diagnosed. Raises what `bench`
+    does.
+    """
+    name = str(file)
+    found = measurable(name, Hints(home, sizes=sizes))
+    if not isinstance(found.subject, OnnxSubject):
+        raise ConfigInvalid(f"{file} is not an ONNX file")
+    record, _ = bench.measure(home, {name: found}, wishes, command=("diagnose", name), folder=None)
+    measured = record.measurements
+    figures = measured.engines.get(name)
+    if figures is None or figures.latency_ms_p50 is None:
+        reason = why_not_measured(figures, measured)
+        nothing = EngineDiagnosis(status="not diagnosed", reason=reason)
+        no_ceilings = CeilingsSpec(hardware={}, bandwidths=(), gemms=())
+        return DiagnosisSpec(threads=measured.threads, engines={name: nothing}), no_ceilings
+    machine = bench_machine.measure_ceilings(home.resolve(), watcher, force=False)
+    ceilings = bench_machine.ceilings_of(home.resolve(), machine).spec
+    threads = figures.settings.threads if figures.settings else measured.threads
+    one, notes = _in_a_process(
+        found.subject, found.signature, figures, measured.states, ceilings, threads, limit_s
+    )
+    warnings = (note.rstrip(".") for note in record.notes)
+    return DiagnosisSpec(threads=measured.threads, engines={name: one}, notes=(*notes, *warnings)), ceilings
+
+
+def _in_a_process(
+    subject: OnnxSubject,
+    signature: Signature,
+    figures: EngineFigures,
+    states: tuple[CoreState, ...],
+    ceilings: CeilingsSpec,
+    threads: int,
+    limit_s: float,
+) -> tuple[EngineDiagnosis, list[str]]:
+    """The model is somebody's: it gets a process that can be ended and has a memory limit."""
+    from hpml.measuring.process.engine_process import EngineProcess
+
+    with tempfile.TemporaryDirectory(prefix="hpml-diagnose-") as folder:
+        inputs, log = Path(folder) / "inputs.npz", Path(folder) / "process.log"
+        write_arrays(inputs, {tensor.name: tensor.draw(_REQUESTS, seed=0) for tensor in signature.inputs})
+        with EngineProcess(str(subject.file), log, reply_limit_s=limit_s, worker=_WORKER) as process:
+            told = process.ask(
+                "diagnose",
+                "being profiled",
+                name=str(subject.file),
+                file=str(subject.file),
+                inputs=str(inputs),
+                figures=figures.model_dump(mode="json"),
+                states=[state.model_dump(mode="json") for state in states],
+                ceilings=ceilings.model_dump(mode="json"),
+                threads=threads,
+            )
+    return EngineDiagnosis.model_validate(told["diagnosis"]), told["notes"]

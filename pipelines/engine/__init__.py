@@ -1,0 +1,1 @@
+"""Runs a plan: cache keys, the store, the record of a run."""

@@ -1,0 +1,372 @@
+"""What a step's result depends on, and the cache key made of it.
+
+The code of a stage is every module it can reach by imports, absolute or relative, found in the source
+without running it: ours and the user's by content, other people's by version. An import path in a string,
+such as a row of ARCHITECTURES, is an import.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import importlib.metadata
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import hpml
+from hpml.core import hardware
+from hpml.core.contract import canonical_json
+from hpml.core.errors import ConfigInvalid
+from hpml.pipelines.plan import Node
+from hpml.pipelines.resources import resources_of
+
+_ROOT = Path(hpml.__file__).parents[1]
+_OURS = "hpml"  # below _ROOT, which has all other libraries too where we are installed
+_NETWORKS = "hpml.models"  # what builds a network; a stage that reaches it runs the user's own code
+_IMPORT_PATH = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_]\w*")
+
+# Distributions whose import name is not their own; every other is looked up by the import's name.
+_DISTRIBUTIONS = {
+    "PIL": "pillow",
+    "sklearn": "scikit-learn",
+    "yaml": "pyyaml",
+    "torch_pruning": "torch-pruning",
+}
+
+# A distribution that is installed in the place of another: the same modules, built for other hardware.
+_INSTEAD = {"onnxruntime": "onnxruntime-gpu"}
+
+# Libraries that describe and check but do not shape what a stage writes.
+_WITHOUT_EFFECT = {"pydantic", "typer", "rich"}
+
+# By these the user makes the libraries choose other kernels than the CPU or the GPU calls for.
+_KERNEL_VARIABLES = (
+    "ATEN_CPU_CAPABILITY",
+    "CUBLAS_WORKSPACE_CONFIG",
+    "DNNL_MAX_CPU_ISA",
+    "MKL_CBWR",
+    "MKL_ENABLE_INSTRUCTIONS",
+    "NVIDIA_TF32_OVERRIDE",
+    "ONEDNN_DEFAULT_FPMATH_MODE",
+    "ONEDNN_MAX_CPU_ISA",
+    "OPENBLAS_CORETYPE",
+)
+
+
+@dataclass(frozen=True)
+class Code:
+    """Digests of the source files a stage can reach, by module, and the libraries that those import.
+
+    libraries: the distribution that an import's name belongs to.
+    """
+
+    modules: Mapping[str, str]
+    libraries: Mapping[str, str]
+
+    @property
+    def digest(self) -> str:
+        """One digest of all source files."""
+        return hashlib.sha256(canonical_json(dict(self.modules)).encode()).hexdigest()
+
+
+@cache
+def code_of(module: str, import_paths: tuple[str, ...] = ()) -> Code:
+    """The code that `module` can reach, looked for beside this package and in `import_paths`.
+
+    Read once a process: a run works with the code as it was when it looked first.
+    """
+    roots = (str(_ROOT), *import_paths)
+    modules: dict[str, str] = {}
+    libraries: dict[str, str] = {}
+    pending = [module]
+    visited: set[str] = set()
+    while pending:
+        name = pending.pop()
+        if name in visited:
+            continue
+        visited.add(name)
+        file = _source_file(name, roots)
+        if file is None:
+            _note_library(name.partition(".")[0], libraries)
+            continue
+        source = _read(file, name)
+        modules[name] = source.digest
+        pending.extend(_with_parents(name))
+        for imported in source.imports:
+            pending.extend(_resolve(imported, roots))
+        pending.extend(path for path in source.mentions if _source_file(path, roots))
+    return Code(dict(sorted(modules.items())), dict(sorted(libraries.items())))
+
+
+@cache
+def _source_file(module: str, roots: tuple[str, ...]) -> Path | None:
+    relative = Path(*module.split("."))
+    for root in roots:
+        if root == str(_ROOT) and relative.parts[0] != _OURS:
+            continue
+        for candidate in (Path(root, relative, "__init__.py"), Path(root, relative).with_suffix(".py")):
+            if candidate.is_file():
+                return candidate
+    return None
+
+
+def _with_parents(module: str) -> Iterator[str]:
+    parts = module.split(".")
+    return (".".join(parts[:end]) for end in range(1, len(parts)))
+
+
+def _resolve(imported: str, roots: tuple[str, ...]) -> list[str]:
+    """`a.b.c` may be a module or a name in module `a.b`."""
+    if _source_file(imported, roots):
+        return [imported]
+    parent = imported.rpartition(".")[0]
+    if parent and _source_file(parent, roots):
+        return [parent]
+    return [imported.partition(".")[0]]
+
+
+@dataclass(frozen=True)
+class _Source:
+    """A source file: its digest, the modules (or names in them) it imports, import paths in its strings."""
+
+    digest: str
+    imports: tuple[str, ...] = ()
+    mentions: tuple[str, ...] = ()
+
+
+@cache
+def _read(file: Path, module: str) -> _Source:
+    """What is in the source of `module`, at any depth of its functions."""
+    source = file.read_bytes()
+    digest = hashlib.sha256(source).hexdigest()
+    try:
+        tree = ast.parse(source)
+    except (SyntaxError, ValueError):
+        return _Source(digest)  # what imports it will say so
+    package = module if file.name == "__init__.py" else module.rpartition(".")[0]
+    imports: set[str] = set()
+    mentions: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            imports.update(alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            origin = _absolute(node.module or "", node.level, package)
+            imports.update(f"{origin}.{alias.name}" for alias in node.names if origin)
+        elif isinstance(node, ast.Call):
+            imports.update(_imported_by_call(node, package))
+        elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+            match = _IMPORT_PATH.fullmatch(node.value)
+            if match:
+                mentions.add(match[1])
+    return _Source(digest, tuple(sorted(imports)), tuple(sorted(mentions)))
+
+
+def _absolute(name: str, level: int, package: str) -> str:
+    """The absolute name of what is imported as `level` dots and `name` in `package`; "" if it leads out."""
+    if not level:
+        return name
+    parts = package.split(".") if package else []
+    if level > len(parts):
+        return ""
+    return ".".join([*parts[: len(parts) - level + 1], *([name] if name else [])])
+
+
+def _imported_by_call(call: ast.Call, package: str) -> Iterator[str]:
+    """The module of `import_module("...")`, if the name is written out."""
+    function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    if function not in ("import_module", "__import__") or not call.args:
+        return
+    given = call.args[0]
+    if isinstance(given, ast.Constant) and isinstance(given.value, str):
+        name = given.value.lstrip(".")
+        absolute = _absolute(name, len(given.value) - len(name), package)
+        if absolute:
+            yield absolute
+
+
+def _note_library(name: str, libraries: dict[str, str]) -> None:
+    if name not in sys.stdlib_module_names and name not in _WITHOUT_EFFECT:
+        libraries[name] = _DISTRIBUTIONS.get(name, name)
+
+
+@cache
+def _version_here(distribution: str) -> str:
+    try:
+        return importlib.metadata.version(distribution)
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+@dataclass(frozen=True)
+class Surroundings:
+    """What a step finds where it runs.
+
+    python: its minor version. hardware: see hardware.identity. version: of an installed distribution, "" if
+    it is absent. image: the digest of the container image; empty where there is none. kernels: environment
+    variables that make libraries choose other kernels than the hardware calls for.
+    """
+
+    python: str
+    hardware: Mapping[str, str]
+    version: Callable[[str], str]
+    image: str = ""
+    kernels: Mapping[str, str] = field(default_factory=dict)
+
+    def versions(self, code: Code) -> dict[str, str]:
+        """The versions of the libraries that `code` imports, of those that are installed."""
+        found = {
+            name: self.version(distribution) or self.version(_INSTEAD.get(distribution, distribution))
+            for name, distribution in code.libraries.items()
+        }
+        return {name: version for name, version in found.items() if version}
+
+
+def here() -> Surroundings:
+    """The surroundings of a process of this machine."""
+    kernels = {name: os.environ[name] for name in _KERNEL_VARIABLES if name in os.environ}
+    return Surroundings(_minor(sys.version_info), hardware.identity(), _version_here, kernels=kernels)
+
+
+def of_image(name: str, about: Mapping[str, Any], digest: str) -> Surroundings:
+    """The surroundings of a step in the image `name`, by what `python -m hpml.components --about` says there.
+
+    Raises ConfigInvalid if the image holds other code than this installation.
+    """
+    from hpml.components.__main__ import source_digest
+
+    if about["source"] != source_digest():
+        raise ConfigInvalid(
+            f"the image {name} holds other code than this installation of hpml",
+            why="a step would run what you do not see here",
+            fix="build it again: make images; and bring it to where it runs",
+        )
+    libraries: Mapping[str, str] = about["libraries"]  # by the name that PEP 503 makes of every name
+
+    def version(distribution: str) -> str:
+        return libraries.get(re.sub(r"[-_.]+", "-", distribution).lower(), "")
+
+    return Surroundings(str(about["python"]), about["hardware"], version, digest)
+
+
+def _minor(version: tuple[Any, ...]) -> str:
+    return ".".join(str(part) for part in version[:2])
+
+
+@dataclass(frozen=True)
+class Material:
+    """Everything a step's result depends on, by name; equal material, equal key."""
+
+    fields: Mapping[str, Any]
+
+    @property
+    def key(self) -> str:
+        """The cache key."""
+        return hashlib.sha256(canonical_json(dict(self.fields)).encode()).hexdigest()
+
+
+def material_of(
+    node: Node,
+    input_digests: Mapping[str, Any],
+    *,
+    ancestors: Iterable[Node],
+    import_paths: tuple[str, ...],
+    registry: str,
+    surroundings: Surroundings,
+    threads: int,
+) -> Material:
+    """What the result of `node` depends on.
+
+    input_digests: content digests of its inputs, shaped like `node.inputs`. ancestors: the steps whose
+    results it reads, directly or not: what builds a network runs the user's code that one of them names.
+    registry: the identity of the model registry, for the steps that write to it. surroundings: of the place
+    where it is to run, with `threads`.
+    """
+    needs = resources_of(node.stage)
+    code = code_of(node.run.__module__, import_paths)
+    namers = [node, *ancestors] if _NETWORKS in code.modules else [node]
+    users = _users_code([each.config.model_dump(mode="json") for each in namers], import_paths)
+    fields: dict[str, Any] = {
+        "stage": node.run_path,
+        "config": node.config.model_dump(mode="json", exclude=set(needs.gates)),
+        "inputs": dict(input_digests),
+        "code": dict(code.modules),
+        "libraries": surroundings.versions(Code({}, {**users.libraries, **code.libraries})),
+        "python": surroundings.python,
+    }
+    if surroundings.image:
+        fields["image"] = surroundings.image
+    outside = node.config.fingerprint()
+    if outside:
+        fields["files outside"] = outside
+    if users.modules:
+        fields["your code"] = dict(users.modules)
+    if needs.hardware_bound:
+        fields["hardware"] = {**surroundings.hardware, **surroundings.kernels}
+    if needs.rounds_by_threads:
+        kernels = {name: surroundings.hardware.get(name, "") for name in ("cpu_flags", "gpus")}
+        fields["arithmetic"] = {"threads": threads, **kernels, **surroundings.kernels}
+    if needs.registry:
+        fields["registry"] = registry
+    return Material(fields)
+
+
+def _users_code(configs: list[Any], import_paths: tuple[str, ...]) -> Code:
+    """The user's modules that `configs` name by import path, and what these import."""
+    modules: dict[str, str] = {}
+    libraries: dict[str, str] = {}
+    pending = list(configs)
+    while pending:
+        value = pending.pop()
+        if isinstance(value, dict):
+            pending.extend(value.values())
+        elif isinstance(value, list):
+            pending.extend(value)
+        elif isinstance(value, str):
+            match = _IMPORT_PATH.fullmatch(value)
+            code = code_of(match[1], import_paths) if match else Code({}, {})
+            if code.modules:
+                modules.update(code.modules)
+                libraries.update(code.libraries)
+    return Code(modules, libraries)
+
+
+def explain(new: Material, old: Material | None) -> list[str]:
+    """Why `new` is not `old`, a sentence for each thing that changed; empty if nothing did."""
+    if old is None:
+        return ["this step has not been run before"]
+    reasons: list[str] = []
+    for name in {**old.fields, **new.fields}:
+        before, after = old.fields.get(name), new.fields.get(name)
+        if before == after:
+            continue
+        if isinstance(before or {}, dict) and isinstance(after or {}, dict):
+            reasons.extend(_differences(name, before or {}, after or {}))
+        else:
+            reasons.append(f"{name} changed: {_short(before)} -> {_short(after)}")
+    return reasons
+
+
+def _differences(name: str, before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
+    for key in sorted({**before, **after}):
+        if key not in after:
+            yield f"{name}: {key} is gone (was {_short(before[key])})"
+        elif key not in before:
+            yield f"{name}: {key} is new ({_short(after[key])})"
+        elif before[key] != after[key]:
+            if isinstance(before[key], dict) and isinstance(after[key], dict):
+                yield from _differences(f"{name}.{key}", before[key], after[key])
+            else:
+                yield f"{name}: {key} changed: {_short(before[key])} -> {_short(after[key])}"
+
+
+def _short(value: Any) -> str:
+    text = canonical_json(value)
+    if re.fullmatch(r'"[0-9a-f]{64}"', text):
+        return text[1:13]
+    return text if len(text) <= 60 else text[:57] + "..."

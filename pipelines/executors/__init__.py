@@ -1,0 +1,1 @@
+"""Where steps are executed: processes, containers, a Kubernetes cluster."""

@@ -1,0 +1,266 @@
+"""The life of one Job: it is created, what its pod prints is followed, and why it ended is found out."""
+
+from __future__ import annotations
+
+import re
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from hpml.core.errors import ExitCode, StageFailed, Unavailable
+from hpml.pipelines.cluster import causes, pods
+from hpml.pipelines.cluster import client as kube
+from hpml.pipelines.cluster.causes import Cause, Patience
+from hpml.pipelines.cluster.client import CONFIGMAPS, JOBS, PODS, Json, Namespace
+
+CONTAINER = "step"
+_LOOK_EVERY_S = 0.5
+_OUR_CODES = {int(code) for code in ExitCode}
+
+
+@dataclass(frozen=True)
+class End:
+    """How a Job ended.
+
+    exit_code: one of ExitCode. cause: what the cluster knows of a failure. certain: whether that is the
+    reason, whatever the program said while it was ended; otherwise only the program knows it. image: the
+    digest of the image that ran, as its node calls it; empty if nothing ran.
+    """
+
+    exit_code: int
+    cause: str = ""
+    certain: bool = False
+    image: str = ""
+
+
+@dataclass
+class Attendant:
+    """Creates the Job `body` and stays with it.
+
+    timeout_s: how long it may take, waiting for room included. pending_s: how long its pod may wait for what
+    is not room: an image, a Secret, a volume. write: is called with each line of its log. say: is told what
+    it waits for.
+    """
+
+    cluster: Namespace
+    body: Json
+    timeout_s: float
+    pending_s: float
+    write: Callable[[str], None]
+    say: Callable[[str], None]
+    _stopping: threading.Event = field(default_factory=threading.Event, init=False)
+    _waits_for: Cause | None = field(default=None, init=False)
+
+    @property
+    def name(self) -> str:
+        """The name of the Job."""
+        return str(self.body["metadata"]["name"])
+
+    @property
+    def stopping(self) -> bool:
+        """Whether `stop` was called."""
+        return self._stopping.is_set()
+
+    def stop(self, *, patience_s: float = 5.0) -> None:
+        """Delete the Job: its program gets SIGTERM and has 30 s to save what it has. Raises HpmlError."""
+        self._stopping.set()
+        self.cluster.delete(JOBS, self.name, patience_s=patience_s)
+
+    def attend(self) -> End:
+        """From the creation of the Job to its end. Raises HpmlError if the cluster refuses it or is lost."""
+        self.cluster.create(JOBS, self.body)
+        if self.stopping:  # before there was anything to delete
+            self.stop()
+        pod = self._wait_for_start()
+        if pod:
+            for line in self.cluster.log(pod, CONTAINER):
+                self.write(line)
+        return self._wait_for_end()
+
+    def _look(self) -> tuple[Json | None, Json | None]:
+        """The Job and its newest pod, as they are now."""
+        pods = self.cluster.find(PODS, labels=f"job-name={self.name}")
+        job = self.cluster.get(JOBS, self.name)
+        return job, max(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), default=None)
+
+    # ------------------------------------------------------------------------------------------------- start
+
+    def _wait_for_start(self) -> Json | None:
+        """The pod, once its program runs or has run; None if the Job ended without."""
+        for_room = Patience(self.timeout_s, self.say)
+        for_others = Patience(self.pending_s, self.say)
+        while True:
+            job, pod = self._look()
+            if pod and causes.has_started(pod, CONTAINER):
+                self._waits_for = None
+                return pod
+            if job is None or _failure(job) or (pod and pod["status"].get("phase") == "Failed"):
+                return None
+            why = self._waits_for = self._why_it_waits(job, pod)
+            waiting = {self.name: why} if why else {}
+            try:
+                for_room.look(waiting if why and _is_for_room(why) else {})
+                for_others.look(waiting if why and not _is_for_room(why) else {})
+            except Unavailable:
+                self.cluster.delete(JOBS, self.name)  # or it would start when nobody looks any more
+                raise
+            time.sleep(_LOOK_EVERY_S)
+
+    def _why_it_waits(self, job: Json, pod: Json | None) -> Cause | None:
+        if pod:
+            return causes.cause(pod, self.cluster.events(pod["metadata"]["uid"]))
+        if job["spec"].get("suspend"):
+            why = f"the Job {self.name} is suspended until its queue admits it"
+            return Cause(
+                "Suspended", why, "is Kueue there, and the queue? cluster.queue names it", waits=True
+            )
+        return causes.cause_of_refusal(self.cluster.events(job["metadata"]["uid"]))
+
+    # --------------------------------------------------------------------------------------------------- end
+
+    def _wait_for_end(self) -> End:
+        while True:
+            job, pod = self._look()
+            end = self._end(job, pod)
+            if end:
+                return end
+            time.sleep(_LOOK_EVERY_S)
+
+    def _end(self, job: Json | None, pod: Json | None) -> End | None:
+        """None: it has not ended, or the cluster has not yet noted that it has."""
+        image = _image_digest(pod) if pod else ""
+        code = causes.exit_code(pod, CONTAINER) if pod else None
+        if code == 0:
+            return End(ExitCode.DONE, image=image)
+        if self.stopping and (code is not None or pod is None):
+            return End(ExitCode.TERMINATED, "it was stopped", image=image)
+        if job and _failure(job) == "DeadlineExceeded":
+            return self._end_by_deadline(image)
+        why = causes.cause(pod, ()) if pod else None
+        if why and not why.waits:
+            return _end_of_pod(why, code, image)
+        if pod is None and job is None:
+            return End(ExitCode.UNAVAILABLE, "somebody deleted its Job", certain=True)
+        if pod is None and job and _failure(job):
+            cause = f"its pod was deleted or evicted ({_failure(job)}) -> run again: it resumes"
+            return End(ExitCode.UNAVAILABLE, cause, certain=True)
+        return None
+
+    def _end_by_deadline(self, image: str) -> End:
+        if self._waits_for:
+            cause = f"it did not start within {self.timeout_s:.0f} s: {self._waits_for.why}"
+            fix = self._waits_for.fix or "raise cluster.timeout_s"
+            return End(ExitCode.UNAVAILABLE, f"{cause} -> {fix}", certain=True)
+        cause = f"it took longer than its timeout of {self.timeout_s:.0f} s"
+        fix = "raise cluster.timeout_s, or timeout_s of its stage under cluster.stages"
+        return End(ExitCode.STAGE_FAILED, f"{cause} -> {fix}", certain=True, image=image)
+
+
+def _end_of_pod(why: Cause, code: int | None, image: str) -> End:
+    """What the end of a pod for the reason `why` means; code: of its program."""
+    told = f"{why.why} -> {why.fix or 'run again: it resumes'}"
+    if why.reason == "Error":  # the program's own doing
+        ours = code if code in _OUR_CODES else ExitCode.STAGE_FAILED
+        return End(int(ours or 0), why.why, image=image)
+    out_of_memory = why.reason == "OOMKilled"
+    failed = ExitCode.STAGE_FAILED if out_of_memory else ExitCode.UNAVAILABLE
+    return End(failed, told, certain=True, image=image)
+
+
+def _failure(job: Json) -> str:
+    """The reason of a Job that has failed, or that is about to; empty if it has not."""
+    for condition in job.get("status", {}).get("conditions") or ():
+        if condition["type"] in ("Failed", "FailureTarget") and condition["status"] == "True":
+            return str(condition.get("reason") or "Failed")
+    return ""
+
+
+def _is_for_room(cause: Cause) -> bool:
+    """Whether others have what is waited for, and will give it back."""
+    return cause.reason in ("Unschedulable", "Suspended") or "exceeded quota" in cause.why
+
+
+def _image_digest(pod: Json) -> str:
+    """The digest of the image that the container runs, without the registry's name."""
+    for status in pod.get("status", {}).get("containerStatuses") or ():
+        if status["name"] == CONTAINER:
+            found = re.search(r"sha256:([0-9a-f]{64})$", str(status.get("imageID", "")))
+            return found[1] if found else ""
+    return ""
+
+
+def job_body(
+    name: str,
+    template: Json,
+    *,
+    labels: dict[str, str],
+    timeout_s: float,
+    keep_s: int,
+    suspended: bool = False,
+) -> dict[str, Any]:
+    """A Job that runs the pod `template` once.
+
+    timeout_s: from its start. keep_s: how long it is kept after its end. suspended: until a queue admits it.
+    """
+    return {
+        "apiVersion": kube.JOBS.api,
+        "kind": "Job",
+        "metadata": {"name": name, "labels": labels},
+        "spec": {
+            "backoffLimit": 0,  # a step that failed would fail again; what may pass, it waits for itself
+            "activeDeadlineSeconds": int(timeout_s),
+            "ttlSecondsAfterFinished": keep_s,
+            "suspend": suspended,
+            "template": template,
+        },
+    }
+
+
+class RunOwner:
+    """The ConfigMap that owns the Jobs of a run; made for the first of them."""
+
+    def __init__(self, namespace: kube.Namespace, run: str, recipe: str) -> None:
+        self._kube, self._lock = namespace, threading.Lock()
+        self._name = pods.object_name("hpml", run)
+        self._described = {
+            "apiVersion": CONFIGMAPS.api,
+            "kind": "ConfigMap",
+            "metadata": {"name": self._name, "labels": pods.labels(run, "run")},
+            "data": {"run": run, "recipe": recipe},
+        }
+        self._found: Json | None = None
+
+    @property
+    def exists(self) -> bool:
+        """Whether anything was adopted."""
+        return self._found is not None
+
+    @property
+    def how_to_delete(self) -> str:
+        """What a user does if we cannot."""
+        return f"kubectl -n {self._kube.name} delete configmap {self._name}"
+
+    def adopt(self, body: Json) -> None:
+        """Make what `body` describes go when we do."""
+        with self._lock:
+            self._found = (
+                self._found
+                or self._kube.create(CONFIGMAPS, self._described)
+                or self._kube.get(CONFIGMAPS, self._name)
+            )
+        if self._found is None:
+            raise StageFailed(f"somebody deleted the ConfigMap {self._name}", fix="run again")
+        uid = self._found["metadata"]["uid"]
+        body["metadata"]["ownerReferences"] = [
+            {"apiVersion": "v1", "kind": "ConfigMap", "name": self._name, "uid": uid}
+        ]
+
+    def delete(self) -> None:
+        """Go, with all that was adopted."""
+        self._kube.delete(CONFIGMAPS, self._name)
+
+    def leave(self) -> None:
+        """Go alone."""
+        self._kube.delete(CONFIGMAPS, self._name, keep_owned=True)

@@ -1,0 +1,1 @@
+"""The same graph for Kubeflow Pipelines."""

@@ -1,0 +1,1 @@
+"""A training whose workers are pods, by an operator: PyTorchJob and TrainJob."""

@@ -1,0 +1,1 @@
+"""What is sure to fail, said before a run begins."""

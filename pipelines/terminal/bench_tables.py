@@ -1,0 +1,199 @@
+"""The tables of `hpml bench` and `hpml compare`: 80 columns, each figure above its 95 % interval."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from rich.text import Text
+
+from hpml.artifacts.interval import Interval
+from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
+from hpml.pipelines.commands.bench_record import PAGE, BenchRecord
+from hpml.pipelines.pages.bench import metric_in_words, output_rows, outputs_in_words
+from hpml.pipelines.terminal import console
+from hpml.reporting.costs import undisturbed
+from hpml.reporting.format import bounds, percent, plain
+from hpml.reporting.measured import (
+    NOT_MEASURED,
+    by_state,
+    in_each_state,
+    over_the_mixture,
+    settings_of,
+    why_absent,
+)
+
+_PERCENTILES = ("latency_ms_p50", "latency_ms_p90", "latency_ms_p99")
+_ABSENT = "-"
+_BATCHES_IN_A_TABLE = 4
+
+
+def show(record: BenchRecord, folder: Path, output: str) -> None:
+    """Print what a bench found on stdout, and in a table where the rest is."""
+    if output == "json":
+        print(record.model_dump_json(indent=2))
+        return
+    measurements = record.measurements
+    if measurements.engines:  # a bench that a version before refused has none
+        _latencies(measurements)
+        _throughputs(measurements)
+        _scenarios(measurements)
+        _costs(measurements)
+    _outputs(record)
+    for sentence in (*_closing(record), *record.notes, f"page: {(folder / PAGE).resolve()}"):
+        say(sentence)
+
+
+def say(sentence: str) -> None:
+    """A line on stdout, as it is, but for what could steer the terminal."""
+    console.out.print(Text(printable(sentence)), soft_wrap=True)
+
+
+def printable(text: str) -> str:
+    """`text` without what could steer a terminal: names come from files of others."""
+    return "".join(char if char.isprintable() or char == "\n" else repr(char)[1:-1] for char in text)
+
+
+def figure(interval: Interval | None, absent: str = "") -> str:
+    """The cell of a figure: the value above its interval, or why there is none."""
+    if interval is None:
+        return f"{_ABSENT}\n{absent}" if absent else _ABSENT
+    if interval.low == interval.high:  # a ratio to itself
+        return plain(interval.value)
+    return f"{plain(interval.value)}\n{bounds(interval)}"
+
+
+def print_figures(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int]) -> None:
+    """A table on stdout and an empty line; `right` are the columns aligned to the right."""
+    cells = [[printable(cell) for cell in row] for row in rows]
+    console.print_table(columns, cells, right=right)
+    console.out.print()
+
+
+def _latencies(measurements: MeasurementsSpec) -> None:
+    rows = [
+        (
+            "\n".join(part for part in (name, settings_of(engine)) if part),
+            *(_latency(engine, one) for one in (*_PERCENTILES, "speedup_vs_reference")),
+        )
+        for name, engine in measurements.engines.items()
+    ]
+    print_figures(("engine", "p50 ms", "p90 ms", "p99 ms", "x reference"), rows, right=(1, 2, 3, 4))
+
+
+def _latency(engine: EngineFigures, one: str) -> str:
+    """The cell of a figure with what it is in each state of the cores, or why there is none."""
+    interval = getattr(engine, one)
+    if interval is None:
+        return _missing(engine, one)
+    is_itself = interval.low == interval.high
+    states = [] if is_itself else [f"{state} {value}" for state, value in by_state(engine, one)]
+    return "\n".join([figure(interval), *states])
+
+
+def _missing(engine: EngineFigures, one: str) -> str:
+    """That it is not measured, on lines that fit; why stands below the tables where it is a sentence."""
+    counts = engine.unquoted.get(one, "")
+    if counts.endswith(" samples"):
+        return f"{_ABSENT}\nnot enough\nsamples:\n{counts.removesuffix(' samples')}"
+    return f"{_ABSENT}\nnot\nmeasured" if why_absent(engine, one) else _ABSENT
+
+
+def _throughputs(measurements: MeasurementsSpec) -> None:
+    batches = sorted({item.batch for engine in measurements.engines.values() for item in engine.throughput})
+    for start in range(0, len(batches), _BATCHES_IN_A_TABLE):
+        shown = batches[start : start + _BATCHES_IN_A_TABLE]
+        rows = []
+        for name, engine in measurements.engines.items():
+            rates = {item.batch: item.images_per_s for item in engine.throughput}
+            rows.append((name, *(figure(rates.get(batch)) for batch in shown)))
+        columns = ("samples/s", *(f"batch {batch}" for batch in shown))
+        print_figures(columns, rows, right=range(1, len(columns)))
+
+
+def _scenarios(measurements: MeasurementsSpec) -> None:
+    rows = [
+        (name, item.scenario, figure(item.value, item.reason), metric_in_words(item))
+        for name, engine in measurements.engines.items()
+        for item in engine.scenarios
+    ]
+    if rows:
+        print_figures(("engine", "scenario", "figure", "of"), rows, right=(2,))
+
+
+def _costs(measurements: MeasurementsSpec) -> None:
+    priced = any(e.resources and e.resources.price_per_million for e in measurements.engines.values())
+    rows = []
+    for name, engine in measurements.engines.items():
+        costs = engine.resources
+        if costs is None:
+            continue
+        cells = [
+            figure(costs.cold_start_ms),
+            figure(costs.load_ms),
+            _megabytes(costs.peak_rss_bytes),
+            _megabytes(engine.size_bytes),
+            figure(costs.energy_mj_per_request),
+        ]
+        rows.append((name, *cells, *([figure(costs.price_per_million)] if priced else [])))
+    columns = ["engine", "cold ms", "load ms", "RSS MB", "size MB", "mJ"] + ["price/1e6"] * priced
+    print_figures(columns, rows, right=range(1, len(columns)))
+
+
+def _megabytes(size_bytes: int | None) -> str:
+    return plain(size_bytes / 1e6) if size_bytes else _ABSENT
+
+
+def _outputs(record: BenchRecord) -> None:
+    rows = output_rows(record.outputs, record.measurements.reference)
+    if rows:
+        print_figures(list(rows[0]), [list(row.values()) for row in rows], right=(2, 3, 4, 5, 6))
+
+
+def _closing(record: BenchRecord) -> Iterator[str]:
+    measurements = record.measurements
+    if measurements.engines:
+        yield "Second lines: 95 % intervals. - : not measured."
+        yield f"x reference: how many times faster by p50 at batch 1 than {measurements.reference}."
+    yield from _states_in_words(measurements)
+    for name, engine in measurements.engines.items():
+        for one in _PERCENTILES:
+            why = why_absent(engine, one)
+            if why and why != NOT_MEASURED:
+                yield f"{one.removeprefix('latency_ms_')} of {name} is {why}."
+    yield from outputs_in_words(record.outputs, measurements.reference)
+    if any(engine.scenarios for engine in measurements.engines.values()):
+        yield "Scenarios by the definitions of MLPerf Inference; not an MLPerf result."
+    energy = {e.resources.energy_source for e in measurements.engines.values() if e.resources} - {""}
+    if energy:
+        yield f"mJ: energy of a request at batch 1, {'; '.join(sorted(energy))}."
+    yield _conditions(measurements)
+    if measurements.incomplete:
+        yield f"WARNING: not all is measured: {measurements.incomplete}."
+
+
+def _states_in_words(measurements: MeasurementsSpec) -> Iterator[str]:
+    """What stands for all, and the ratios in each state of the cores."""
+    states = measurements.states
+    if not over_the_mixture(states):
+        return
+    yield f"p50 and x reference are {over_the_mixture(states)}. x reference in each state:"
+    for name, engine in measurements.engines.items():
+        told = in_each_state(engine, "speedup_vs_reference", states, unit="x")
+        if told and name != measurements.reference:
+            yield f"  {name}: {told}"
+
+
+def _conditions(measurements: MeasurementsSpec) -> str:
+    """How many rounds and undisturbed slices there were, what disturbed the others, and the pressure."""
+    conditions = measurements.conditions
+    told = f"{measurements.rounds} rounds"
+    if conditions.slices:
+        told += f"; {undisturbed(conditions)} slices were undisturbed"
+    if conditions.causes:
+        told += f" (dropped for: {'; '.join(conditions.causes)})"
+    if conditions.unseen:
+        told += f"; disturbances could not be seen here: {conditions.unseen}"
+    if conditions.cpu_pressure is not None:
+        told += f"; CPU pressure {percent(conditions.cpu_pressure)}"
+    return f"{told}."
