@@ -163,21 +163,21 @@ def _forecast(loaded: LoadedRecipe, steps: Plan, settings: Settings, executor: s
     """Print what a run would do, and why."""
     from hpml.pipelines.engine import run_record
     from hpml.pipelines.engine.execution import forecast
-    from hpml.pipelines.executors import named as places
+    from hpml.pipelines.executors import named as executors
     from hpml.pipelines.preflight import applicability
     from hpml.pipelines.preflight import checks as preflight
     from hpml.pipelines.terminal import console
 
     with console.watcher() as watcher:
         run_id = run_record.new_run_id(loaded.recipe.name)
-        place = places.open_place(executor, loaded, settings, run_id, watcher)
+        opened = executors.open_executor(executor, loaded, settings, run_id, watcher)
         if executor == "process":
-            forecasts, problems = preflight.forecast_checked(loaded, steps, settings, place, watcher)
+            forecasts, problems = preflight.forecast_checked(loaded, steps, settings, opened, watcher)
         else:
-            place.check(steps)
-            applicability.tell(loaded, steps, settings, place, watcher)
-            forecasts, problems = forecast(steps, settings, place), []
-        place.close("done")
+            opened.check(steps)
+            applicability.tell(loaded, steps, settings, opened, watcher)
+            forecasts, problems = forecast(steps, settings, opened), []
+        opened.close("done")
         _print_forecast(forecasts, output)
         preflight.refuse(problems)
 
@@ -196,23 +196,23 @@ def _execute(
     from hpml.pipelines import recipe as recipes
     from hpml.pipelines.engine import run_record
     from hpml.pipelines.engine.execution import Execution
-    from hpml.pipelines.executors import named as places
+    from hpml.pipelines.executors import named as executors
     from hpml.pipelines.preflight import applicability
     from hpml.pipelines.terminal import console, results
 
     with console.watcher() as watcher:
         run_id = run_record.new_run_id(loaded.recipe.name)
-        place = places.open_place(executor, loaded, settings, run_id, watcher)
+        opened = executors.open_executor(executor, loaded, settings, run_id, watcher)
         if executor == "process":
             recipes.check_targets(loaded.recipe)
-        place.check(steps)
-        applicability.tell(loaded, steps, settings, place, watcher)
+        opened.check(steps)
+        applicability.tell(loaded, steps, settings, opened, watcher)
         store = loaded.recipe.cluster.store if executor == "kubernetes" else ""
         record = run_record.start(
             home, run_id, loaded.recipe.name, str(loaded.file), steps, executor=executor, store=store
         )
         results.store_recipe(home, record, loaded)
-        record = Execution(steps, record, settings, watcher, place).execute()
+        record = Execution(steps, record, settings, watcher, opened).execute()
     results.show(home, record, output)
     _end_of_run(record, again, completed_by=f"hpml bench {record.id}")
 
@@ -474,7 +474,7 @@ def engines(
             model=model,
             device=device,
         )
-        wishes = benches.Wishes(
+        options = benches.BenchOptions(
             batches=measurable.parse_batches(batch) if batch else (),
             scenarios=tuple(scenario or ()),
             threads=threads,
@@ -489,7 +489,7 @@ def engines(
         )
         with Store(home).in_use():  # gc waits until they are measured
             found = measurable.measurables(arguments, hints)
-            record, place = benches.measure(home, found, wishes, command=sys.argv[1:], folder=folder)
+            record, place = benches.measure(home, found, options, command=sys.argv[1:], folder=folder)
     else:
         raise UsageError(
             "nothing to measure", fix="name engines, or --from FOLDER; see hpml bench engines --help"
@@ -652,8 +652,8 @@ def quantize(
         },
         where="the command line",
     )
-    wishes = benches.Wishes(threads=threads, budget_s=budget_s)
-    record = quantization.quantize(home, job, place, wishes, limit_s=limit_s, command=sys.argv[1:])
+    options = benches.BenchOptions(threads=threads, budget_s=budget_s)
+    record = quantization.quantize(home, job, place, options, limit_s=limit_s, command=sys.argv[1:])
     quantization.show(record, place, output)
     quantization.refuse(record)
     benches.warn_incomplete(record.speed_reason, strict=strict)
@@ -828,10 +828,12 @@ def diagnose(
     if run.endswith(".onnx"):
         if variant:
             raise UsageError(f"{run} has no engines", fix="give the file alone")
-        wishes = benches.Wishes(threads=threads, budget_s=budget_s)
+        options = benches.BenchOptions(threads=threads, budget_s=budget_s)
         sizes = measurable.parse_sizes(dims or ())
         with console.watcher() as watcher:
-            found, ceilings = diagnose_file.diagnose(home, Path(run), sizes, wishes, watcher, limit_s=limit_s)
+            found, ceilings = diagnose_file.diagnose(
+                home, Path(run), sizes, options, watcher, limit_s=limit_s
+            )
         variant = run
     else:
         record = run_record.load(home, run)

@@ -111,7 +111,7 @@ def class_counts(split: Split, classes: int) -> NDArray[np.int64]:
 
 
 @dataclass(frozen=True)
-class Place:
+class RowPosition:
     """Where an image is: the position in a split."""
 
     split: str
@@ -126,18 +126,18 @@ class Duplicates:
     train rows repeat an earlier one under the same label, which harms nothing.
     """
 
-    conflicting: list[list[Place]]
-    leaked: list[list[Place]]
+    conflicting: list[list[RowPosition]]
+    leaked: list[list[RowPosition]]
     repeats_in_train: int
 
 
 def find_duplicates(splits: Mapping[str, Split]) -> Duplicates:
     """Every group of equal images, by the SHA-256 of their pixels."""
-    groups: dict[bytes, list[Place]] = defaultdict(list)
+    groups: dict[bytes, list[RowPosition]] = defaultdict(list)
     for name, split in splits.items():
         for position, row in enumerate(split.rows):
             digest = hashlib.sha256(split.images.images_nhwc[row].tobytes()).digest()
-            groups[digest].append(Place(name, position))
+            groups[digest].append(RowPosition(name, position))
     labels = {name: split.labels for name, split in splits.items()}
     found = Duplicates([], [], 0)
     repeats = 0
@@ -163,7 +163,7 @@ def refuse_duplicates(splits: Mapping[str, Split], found: Duplicates) -> None:
             refuse(problem, _listed(splits, groups), fix=fix, shown=_DUPLICATES_SHOWN)
 
 
-def _listed(splits: Mapping[str, Split], groups: list[list[Place]]) -> list[str]:
+def _listed(splits: Mapping[str, Split], groups: list[list[RowPosition]]) -> list[str]:
     return [
         _first([splits[place.split].name(place.position) for place in group], _DUPLICATES_SHOWN, " = ")
         for group in groups

@@ -51,7 +51,7 @@ class _Outage(Unavailable):
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Location:
     """A bucket, and a key or the beginning of keys in it, without slashes at its ends."""
 
     bucket: str
@@ -75,9 +75,9 @@ def is_remote(uri: str) -> bool:
     return False
 
 
-def _place(uri: str) -> _Place:
+def _place(uri: str) -> _Location:
     bucket, _, key = uri.removeprefix(_S3).partition("/")
-    place = _Place(bucket, key.strip("/"))
+    place = _Location(bucket, key.strip("/"))
     if not bucket or (place.key and not _is_harmless(place.key)):
         raise UsageError(f"{uri!r} is not s3://BUCKET/PREFIX")
     return place
@@ -153,7 +153,7 @@ def list_names(uri: str) -> list[str]:
     return _in_store(uri, lambda client: _names(client, place))
 
 
-def _names(client: Any, place: _Place) -> list[str]:
+def _names(client: Any, place: _Location) -> list[str]:
     prefix = place.below("")
     names = []
     for page in client.get_paginator("list_objects_v2").paginate(Bucket=place.bucket, Prefix=prefix):

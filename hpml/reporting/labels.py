@@ -135,7 +135,7 @@ def place_labels(
 
 
 @dataclass(frozen=True)
-class _Place:
+class _Slot:
     """Where a name could stand if it were the only one.
 
     gap: to its mark. others: to the nearest other mark. hidden: how many boxes it covers that it should not.
@@ -149,7 +149,7 @@ class _Place:
 
 
 def _place(
-    index: int, marks: Sequence[Mark], placed: Sequence[Placed], places: Iterable[_Place], strictness: int
+    index: int, marks: Sequence[Mark], placed: Sequence[Placed], places: Iterable[_Slot], strictness: int
 ) -> Placed | None:
     """The best of `places`, the nearest first, for the name of mark `index`.
 
@@ -177,7 +177,7 @@ def _place(
 
 def _places(
     index: int, marks: Sequence[Mark], lines: Sequence[Segment], bounds: Box, avoid: Sequence[Box]
-) -> Iterator[_Place]:
+) -> Iterator[_Slot]:
     """Within `bounds` and clear of all marks, the nearest first."""
     for gap, inconvenience, box in _candidates(marks[index], bounds):
         if not box.inside(bounds):
@@ -189,17 +189,17 @@ def _places(
         hidden = sum(box.overlaps(other) for other in avoid)
         crossed = sum(map(box.crossed_by, lines))
         cost = gap + inconvenience + _CROSSING_PX * (crossed + 2 * hidden)
-        yield _Place(box, gap, others, hidden, cost)
+        yield _Slot(box, gap, others, hidden, cost)
 
 
 class _Remembered:
     """What an iterator gives, for as many loops as one likes; it is asked for no more than they need."""
 
-    def __init__(self, source: Iterator[_Place]) -> None:
+    def __init__(self, source: Iterator[_Slot]) -> None:
         self._source = source
-        self._known: list[_Place] = []
+        self._known: list[_Slot] = []
 
-    def __iter__(self) -> Iterator[_Place]:
+    def __iter__(self) -> Iterator[_Slot]:
         yield from self._known
         for place in self._source:
             self._known.append(place)

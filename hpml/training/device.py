@@ -13,7 +13,7 @@ from hpml.training.config import Hyperparameters
 
 
 @dataclass(frozen=True)
-class Place:
+class ComputeDevice:
     """Where a network computes.
 
     dtype: of matrix products and convolutions; float32 means no mixed precision. layout: of images in memory.
@@ -28,17 +28,17 @@ class Place:
         return model.to(device=self.device, memory_format=self.layout)  # type: ignore[call-overload, no-any-return]
 
 
-HANDED_OVER = Place(torch.device("cpu"), torch.float32, torch.contiguous_format)
+HANDED_OVER = ComputeDevice(torch.device("cpu"), torch.float32, torch.contiguous_format)
 
 
-def choose_place(config: Hyperparameters, local_rank: int) -> Place:
+def choose_compute_device(config: Hyperparameters, local_rank: int) -> ComputeDevice:
     """The place of the worker with this number on its machine.
 
     Raises ConfigInvalid if the machine, or torch, lacks what `config` names.
     """
     device = _choose_device(config.device, local_rank)
     layout = torch.channels_last if config.channels_last else torch.contiguous_format
-    return Place(device, _choose_dtype(config.precision, device), layout)
+    return ComputeDevice(device, _choose_dtype(config.precision, device), layout)
 
 
 def _choose_device(wanted: str, local_rank: int) -> torch.device:

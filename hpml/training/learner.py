@@ -14,7 +14,7 @@ from torch.optim.swa_utils import AveragedModel
 
 from hpml.training.config import Hyperparameters
 from hpml.training.data_parallel import data_parallel
-from hpml.training.device import Place
+from hpml.training.device import ComputeDevice
 from hpml.training.losses import DistillationLoss
 from hpml.training.optimizers import build_optimizer
 from hpml.training.stopwatch import Stopwatch
@@ -31,7 +31,7 @@ class Learner:
         self,
         model: nn.Module,
         config: Hyperparameters,
-        place: Place,
+        place: ComputeDevice,
         stopwatch: Stopwatch,
         *,
         workers: int,

@@ -26,7 +26,7 @@ from hpml.tasks.images import batches, load_split, top1_accuracy
 from hpml.training.augment import augment, draw
 from hpml.training.checkpoint import Checkpoint, CheckpointStore
 from hpml.training.config import Hyperparameters
-from hpml.training.device import HANDED_OVER, choose_place
+from hpml.training.device import HANDED_OVER, choose_compute_device
 from hpml.training.distributed import Group, joined_group
 from hpml.training.image_set import ImageSet
 from hpml.training.learner import Learner
@@ -96,7 +96,7 @@ def _as_it_is(
 ) -> Fitted:
     """`model` with its accuracy; every process of a group finds that for itself."""
     with joined_group() as group:
-        place = choose_place(config, group.local_rank)
+        place = choose_compute_device(config, group.local_rank)
         logits = evaluate(place.put(model), data, input_spec)
     _, labels = load_split(data, "test")
     return Fitted(HANDED_OVER.put(model.eval()), (), {"test_accuracy": top1_accuracy(logits, labels)})
@@ -152,7 +152,7 @@ class _Training:
         self.group, self.stop = group, stop
         fingerprint = _fingerprint(model, data, config, teacher, distillation)
         self.store = CheckpointStore(out.scratch / f"checkpoints-{fingerprint}")
-        self.place = choose_place(config, group.local_rank)
+        self.place = choose_compute_device(config, group.local_rank)
         self.stopwatch = Stopwatch(self.place.device)
         self.learner = Learner(
             model,

@@ -51,7 +51,7 @@ _COMPLETES = "stop what else runs here, or give a larger --budget-s"
 
 
 @dataclass(frozen=True)
-class Wishes:
+class BenchOptions:
     """How the engines are to be measured; None and empty: as the benchmark of a run does."""
 
     batches: tuple[int, ...] = ()
@@ -70,7 +70,7 @@ class Wishes:
 def measure(
     home: Path,
     found: Mapping[str, Measurable],
-    wishes: Wishes,
+    options: BenchOptions,
     *,
     command: Sequence[str],
     folder: Path | None,
@@ -78,14 +78,14 @@ def measure(
     """Measure all of `found` together; returns what was found, and the folder it is in.
 
     folder: where to write it, by default a new one in `home`/bench.
-    Raises ConfigInvalid for wishes that cannot be met, Unavailable if a run of the workspace uses the
+    Raises ConfigInvalid for options that cannot be met, Unavailable if a run of the workspace uses the
     machine, and StageFailed that names what crashed or answers wrongly.
     """
     from hpml.measuring.machine.environment import describe
     from hpml.measuring.samples import write_samples
     from hpml.measuring.timed import time_subjects
 
-    config = _config(found, wishes)
+    config = _config(found, options)
     bench_id = run_record.new_run_id("bench")
     place = _new_place(folder or home / "bench" / bench_id)
     environment = describe()
@@ -158,36 +158,36 @@ def warn_incomplete(missing: str, *, strict: bool) -> None:
 # ------------------------------------------------------------------------------------------------ the config
 
 
-def _config(found: Mapping[str, Measurable], wishes: Wishes) -> BenchmarkConfig:
-    """The benchmark's config of these wishes, checked against what is measured and the machine."""
-    batches = wishes.batches or _default_batches(found)
-    check_batches(found, [*batches, *([_MULTI_STREAM] if "MultiStream" in wishes.scenarios else [])])
-    if wishes.reference and wishes.reference not in found:
-        raise UsageError(f"there is no engine {wishes.reference!r}", why=f"measured are {', '.join(found)}")
+def _config(found: Mapping[str, Measurable], options: BenchOptions) -> BenchmarkConfig:
+    """The benchmark's config of these options, checked against what is measured and the machine."""
+    batches = options.batches or _default_batches(found)
+    check_batches(found, [*batches, *([_MULTI_STREAM] if "MultiStream" in options.scenarios else [])])
+    if options.reference and options.reference not in found:
+        raise UsageError(f"there is no engine {options.reference!r}", why=f"measured are {', '.join(found)}")
     fields = {
-        "reference": wishes.reference or next(iter(found)),
+        "reference": options.reference or next(iter(found)),
         "batch_sizes": batches,
-        "scenarios": wishes.scenarios,
+        "scenarios": options.scenarios,
         "concurrency": (),
-        "seed": wishes.seed,
-        "quiet": _quiet(found, wishes),
+        "seed": options.seed,
+        "quiet": _quiet(found, options),
     }
-    return _validated(fields, wishes)
+    return _validated(fields, options)
 
 
-def check_figures(wishes: Wishes) -> None:
+def check_figures(options: BenchOptions) -> None:
     """Raise ConfigInvalid for numbers that no measurement can use, before what has to come first is done."""
-    _validated({"reference": "the first"}, wishes)
+    _validated({"reference": "the first"}, options)
 
 
-def _validated(fields: Mapping[str, Any], wishes: Wishes) -> BenchmarkConfig:
+def _validated(fields: Mapping[str, Any], options: BenchOptions) -> BenchmarkConfig:
     told = {
-        "rounds": wishes.rounds,
-        "launches": wishes.launches,
-        "threads": wishes.threads,
-        "time_budget_s": wishes.budget_s,
-        "precision": wishes.precision,
-        "price_per_hour": wishes.price_per_hour,
+        "rounds": options.rounds,
+        "launches": options.launches,
+        "threads": options.threads,
+        "time_budget_s": options.budget_s,
+        "precision": options.precision,
+        "price_per_hour": options.price_per_hour,
     }
     given = {name: value for name, value in told.items() if value is not None}
     config: BenchmarkConfig = validate(BenchmarkConfig, {**fields, **given}, where="the command line")
@@ -206,10 +206,10 @@ def _default_batches(found: Mapping[str, Measurable]) -> tuple[int, ...]:
     return (1,)
 
 
-def _quiet(found: Mapping[str, Measurable], wishes: Wishes) -> Quiet:
+def _quiet(found: Mapping[str, Measurable], options: BenchOptions) -> Quiet:
     """What counts as a disturbance; a server beside the measured process would."""
-    if wishes.max_waited is not None:
-        return validate(Quiet, {"max_waited": wishes.max_waited}, where="--max-waited")
+    if options.max_waited is not None:
+        return validate(Quiet, {"max_waited": options.max_waited}, where="--max-waited")
     shared = any(item.subject.subject == "server" for item in found.values())
     return Quiet(max_waited=1.0) if shared else Quiet()
 

@@ -15,7 +15,7 @@ from hpml.core.errors import ConfigInvalid
 from hpml.measuring.subjects import OnnxSubject
 from hpml.measuring.subjects.tensors import Signature, write_arrays
 from hpml.pipelines.commands import bench, bench_machine
-from hpml.pipelines.commands.bench import Wishes
+from hpml.pipelines.commands.bench import BenchOptions
 from hpml.pipelines.commands.measurable import Hints, measurable
 from hpml.pipelines.executors.base import Watcher
 
@@ -24,7 +24,13 @@ _REQUESTS = 32  # distinct ones that the profile cycles through
 
 
 def diagnose(
-    home: Path, file: Path, sizes: Mapping[str, int], wishes: Wishes, watcher: Watcher, *, limit_s: float
+    home: Path,
+    file: Path,
+    sizes: Mapping[str, int],
+    options: BenchOptions,
+    watcher: Watcher,
+    *,
+    limit_s: float,
 ) -> tuple[DiagnosisSpec, CeilingsSpec]:
     """Measure the file and the machine, profile its layers, and judge them.
 
@@ -36,7 +42,7 @@ def diagnose(
     found = measurable(name, Hints(home, sizes=sizes))
     if not isinstance(found.subject, OnnxSubject):
         raise ConfigInvalid(f"{file} is not an ONNX file")
-    record, _ = bench.measure(home, {name: found}, wishes, command=("diagnose", name), folder=None)
+    record, _ = bench.measure(home, {name: found}, options, command=("diagnose", name), folder=None)
     measured = record.measurements
     figures = measured.engines.get(name)
     if figures is None or figures.latency_ms_p50 is None:

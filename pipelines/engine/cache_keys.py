@@ -29,6 +29,7 @@ from hpml.pipelines.resources import resources_of
 _ROOT = Path(hpml.__file__).parents[1]
 _OURS = "hpml"  # below _ROOT, which has all other libraries too where we are installed
 _NETWORKS = "hpml.models"  # what builds a network; a stage that reaches it runs the user's own code
+_DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _IMPORT_PATH = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_]\w*")
 
 # Distributions whose import name is not their own; every other is looked up by the import's name.
@@ -61,7 +62,7 @@ _KERNEL_VARIABLES = (
 
 @dataclass(frozen=True)
 class Code:
-    """Digests of the source files a stage can reach, by module, and the libraries that those import.
+    """Digests of the source files that a stage can reach, by module, and the libraries that those import.
 
     libraries: the distribution that an import's name belongs to.
     """
@@ -133,7 +134,7 @@ def _resolve(imported: str, roots: tuple[str, ...]) -> list[str]:
 
 @dataclass(frozen=True)
 class _Source:
-    """A source file: its digest, the modules (or names in them) it imports, import paths in its strings."""
+    """A source file: the digest of its syntax tree, what it imports, import paths in its strings."""
 
     digest: str
     imports: tuple[str, ...] = ()
@@ -144,15 +145,16 @@ class _Source:
 def _read(file: Path, module: str) -> _Source:
     """What is in the source of `module`, at any depth of its functions."""
     source = file.read_bytes()
-    digest = hashlib.sha256(source).hexdigest()
     try:
         tree = ast.parse(source)
     except (SyntaxError, ValueError):
-        return _Source(digest)  # what imports it will say so
+        return _Source(hashlib.sha256(source).hexdigest())  # what imports it will say so
     package = module if file.name == "__init__.py" else module.rpartition(".")[0]
     imports: set[str] = set()
     mentions: set[str] = set()
     for node in ast.walk(tree):
+        if isinstance(node, _DOCUMENTED) and ast.get_docstring(node, clean=False):
+            del node.body[0]
         if isinstance(node, ast.Import):
             imports.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
@@ -164,6 +166,7 @@ def _read(file: Path, module: str) -> _Source:
             match = _IMPORT_PATH.fullmatch(node.value)
             if match:
                 mentions.add(match[1])
+    digest = hashlib.sha256(ast.dump(tree).encode()).hexdigest()  # without comments, docstrings and layout
     return _Source(digest, tuple(sorted(imports)), tuple(sorted(mentions)))
 
 
@@ -204,7 +207,7 @@ def _version_here(distribution: str) -> str:
 
 
 @dataclass(frozen=True)
-class Surroundings:
+class RuntimeEnvironment:
     """What a step finds where it runs.
 
     python: its minor version. hardware: see hardware.identity. version: of an installed distribution, "" if
@@ -227,13 +230,13 @@ class Surroundings:
         return {name: version for name, version in found.items() if version}
 
 
-def here() -> Surroundings:
+def here() -> RuntimeEnvironment:
     """The surroundings of a process of this machine."""
     kernels = {name: os.environ[name] for name in _KERNEL_VARIABLES if name in os.environ}
-    return Surroundings(_minor(sys.version_info), hardware.identity(), _version_here, kernels=kernels)
+    return RuntimeEnvironment(_minor(sys.version_info), hardware.identity(), _version_here, kernels=kernels)
 
 
-def of_image(name: str, about: Mapping[str, Any], digest: str) -> Surroundings:
+def of_image(name: str, about: Mapping[str, Any], digest: str) -> RuntimeEnvironment:
     """The surroundings of a step in the image `name`, by what `python -m hpml.components --about` says there.
 
     Raises ConfigInvalid if the image holds other code than this installation.
@@ -251,7 +254,7 @@ def of_image(name: str, about: Mapping[str, Any], digest: str) -> Surroundings:
     def version(distribution: str) -> str:
         return libraries.get(re.sub(r"[-_.]+", "-", distribution).lower(), "")
 
-    return Surroundings(str(about["python"]), about["hardware"], version, digest)
+    return RuntimeEnvironment(str(about["python"]), about["hardware"], version, digest)
 
 
 def _minor(version: tuple[Any, ...]) -> str:
@@ -259,8 +262,8 @@ def _minor(version: tuple[Any, ...]) -> str:
 
 
 @dataclass(frozen=True)
-class Material:
-    """Everything a step's result depends on, by name; equal material, equal key."""
+class CacheKeyInputs:
+    """Everything a step's result depends on, by name; equal inputs, equal key."""
 
     fields: Mapping[str, Any]
 
@@ -270,22 +273,22 @@ class Material:
         return hashlib.sha256(canonical_json(dict(self.fields)).encode()).hexdigest()
 
 
-def material_of(
+def cache_key_inputs(
     node: Node,
     input_digests: Mapping[str, Any],
     *,
     ancestors: Iterable[Node],
     import_paths: tuple[str, ...],
     registry: str,
-    surroundings: Surroundings,
+    runtime_environment: RuntimeEnvironment,
     threads: int,
-) -> Material:
+) -> CacheKeyInputs:
     """What the result of `node` depends on.
 
     input_digests: content digests of its inputs, shaped like `node.inputs`. ancestors: the steps whose
     results it reads, directly or not: what builds a network runs the user's code that one of them names.
-    registry: the identity of the model registry, for the steps that write to it. surroundings: of the place
-    where it is to run, with `threads`.
+    registry: the identity of the model registry, for the steps that write to it. runtime_environment: what
+    it finds where it is to run, with `threads`.
     """
     needs = resources_of(node.stage)
     code = code_of(node.run.__module__, import_paths)
@@ -296,24 +299,24 @@ def material_of(
         "config": node.config.model_dump(mode="json", exclude=set(needs.gates)),
         "inputs": dict(input_digests),
         "code": dict(code.modules),
-        "libraries": surroundings.versions(Code({}, {**users.libraries, **code.libraries})),
-        "python": surroundings.python,
+        "libraries": runtime_environment.versions(Code({}, {**users.libraries, **code.libraries})),
+        "python": runtime_environment.python,
     }
-    if surroundings.image:
-        fields["image"] = surroundings.image
+    if runtime_environment.image:
+        fields["image"] = runtime_environment.image
     outside = node.config.fingerprint()
     if outside:
         fields["files outside"] = outside
     if users.modules:
         fields["your code"] = dict(users.modules)
     if needs.hardware_bound:
-        fields["hardware"] = {**surroundings.hardware, **surroundings.kernels}
+        fields["hardware"] = {**runtime_environment.hardware, **runtime_environment.kernels}
     if needs.rounds_by_threads:
-        kernels = {name: surroundings.hardware.get(name, "") for name in ("cpu_flags", "gpus")}
-        fields["arithmetic"] = {"threads": threads, **kernels, **surroundings.kernels}
+        kernels = {name: runtime_environment.hardware.get(name, "") for name in ("cpu_flags", "gpus")}
+        fields["arithmetic"] = {"threads": threads, **kernels, **runtime_environment.kernels}
     if needs.registry:
         fields["registry"] = registry
-    return Material(fields)
+    return CacheKeyInputs(fields)
 
 
 def _users_code(configs: list[Any], import_paths: tuple[str, ...]) -> Code:
@@ -336,7 +339,7 @@ def _users_code(configs: list[Any], import_paths: tuple[str, ...]) -> Code:
     return Code(modules, libraries)
 
 
-def explain(new: Material, old: Material | None) -> list[str]:
+def explain(new: CacheKeyInputs, old: CacheKeyInputs | None) -> list[str]:
     """Why `new` is not `old`, a sentence for each thing that changed; empty if nothing did."""
     if old is None:
         return ["this step has not been run before"]

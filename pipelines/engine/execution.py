@@ -1,4 +1,4 @@
-"""Runs a plan at a place: what is stored is not run again, what may run side by side does, MLflow is told."""
+"""Runs a plan by an executor: what is stored is not run again, the rest side by side, and MLflow is told."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from hpml.io import tracking
 from hpml.io.relay import EventTail
 from hpml.io.tracking import Outbox, store_identity
 from hpml.pipelines.engine import run_record
-from hpml.pipelines.engine.cache_keys import Material, code_of, explain, material_of
+from hpml.pipelines.engine.cache_keys import CacheKeyInputs, cache_key_inputs, code_of, explain
 from hpml.pipelines.engine.run_record import FINISHED, RunRecord, Status, StepRecord
 from hpml.pipelines.engine.store import copy_out
-from hpml.pipelines.executors.base import Ended, Held, Place, Watcher
+from hpml.pipelines.executors.base import Ended, Executor, Lease, Watcher
 from hpml.pipelines.plan import Node, Plan
 from hpml.pipelines.resources import resources_of
 
@@ -60,8 +60,8 @@ class _Running:
     """A step that has a process."""
 
     node: Node
-    material: Material
-    locks: tuple[Held, ...]
+    key_inputs: CacheKeyInputs
+    locks: tuple[Lease, ...]
     delivered: str
     events: EventTail
     threads: int
@@ -76,8 +76,8 @@ class Forecast:
     reasons: tuple[str, ...]
 
 
-def forecast(plan: Plan, settings: Settings, place: Place) -> list[Forecast]:
-    """What a run of `plan` would find in the store of `place`, without running anything."""
+def forecast(plan: Plan, settings: Settings, executor: Executor) -> list[Forecast]:
+    """What a run of `plan` would find in the store of `executor`, without running anything."""
     digests: dict[str, str] = {}
     answers = []
     for node in plan.nodes.values():
@@ -85,49 +85,51 @@ def forecast(plan: Plan, settings: Settings, place: Place) -> list[Forecast]:
         if unknown:
             answers.append(Forecast(node.name, "depends", (f"on what {', '.join(unknown)} will write",)))
             continue
-        material = _material(plan, node, digests, settings, place)
-        digest = None if node.name in settings.force else place.store.lookup(material.key)
+        key_inputs = _key_inputs(plan, node, digests, settings, executor)
+        digest = None if node.name in settings.force else executor.store.lookup(key_inputs.key)
         if digest:
             digests[node.name] = digest
             answers.append(Forecast(node.name, "cached", ()))
         else:
-            reasons = _why_miss(node, material, settings, place)
+            reasons = _why_miss(node, key_inputs, settings, executor)
             answers.append(Forecast(node.name, "would run", reasons))
     return answers
 
 
-def _material(
-    plan: Plan, node: Node, digests: Mapping[str, str], settings: Settings, place: Place
-) -> Material:
+def _key_inputs(
+    plan: Plan, node: Node, digests: Mapping[str, str], settings: Settings, executor: Executor
+) -> CacheKeyInputs:
     registry = store_identity(settings.registry_uri) if resources_of(node.stage).registry else ""
-    return material_of(
+    return cache_key_inputs(
         node,
         node.present(digests),
         ancestors=plan.needed_for(node.name).nodes.values(),
         import_paths=settings.import_paths,
         registry=registry,
-        surroundings=place.surroundings(node.stage),
-        threads=place.threads(node.stage),
+        runtime_environment=executor.runtime_environment(node.stage),
+        threads=executor.threads(node.stage),
     )
 
 
-def _why_miss(node: Node, material: Material, settings: Settings, place: Place) -> tuple[str, ...]:
+def _why_miss(
+    node: Node, key_inputs: CacheKeyInputs, settings: Settings, executor: Executor
+) -> tuple[str, ...]:
     if node.name in settings.force:
         return ("it was forced",)
-    if missing := place.store.incomplete(material.key):
+    if missing := executor.store.incomplete(key_inputs.key):
         return (f"it was incomplete: {missing}",)
-    reasons = explain(material, place.store.last_material(node.name))
+    reasons = explain(key_inputs, executor.store.last_key_inputs(node.name))
     return tuple(reasons) or ("its stored result is gone or damaged",)
 
 
 class Execution:
-    """One run of a plan at a place, which it closes. Use once."""
+    """One run of a plan at a executor, which it closes. Use once."""
 
     def __init__(
-        self, plan: Plan, record: RunRecord, settings: Settings, watcher: Watcher, place: Place
+        self, plan: Plan, record: RunRecord, settings: Settings, watcher: Watcher, executor: Executor
     ) -> None:
         self._plan, self._settings, self._watcher = plan, settings, watcher
-        self._place, self._store = place, place.store
+        self._executor, self._store = executor, executor.store
         self._record, self._begun_s = record, time.monotonic()
         self._folder = settings.home / record.id
         self._digests: dict[str, str] = {}
@@ -157,7 +159,7 @@ class Execution:
                     self._interrupt()
                 self._end()
             finally:
-                self._place.close(self._record.status)
+                self._executor.close(self._record.status)
                 if self._sender:
                     self._sender.kill()  # what it has not sent, the next run sends
         return self._record
@@ -169,7 +171,7 @@ class Execution:
         def handle(number: int, _frame: object) -> None:
             if self._stop:
                 for job in self._running:
-                    self._place.signal(job, signal.SIGKILL)
+                    self._executor.signal(job, signal.SIGKILL)
             self._stop = signal.Signals(number)
 
         old = {number: signal.signal(number, handle) for number in (signal.SIGINT, signal.SIGTERM)}
@@ -196,18 +198,18 @@ class Execution:
                 self._look_up(node)
 
     def _look_up(self, node: Node) -> None:
-        material = self._material(node)
-        digest = None if node.name in self._settings.force else self._store.lookup(material.key)
+        key_inputs = self._key_inputs(node)
+        digest = None if node.name in self._settings.force else self._store.lookup(key_inputs.key)
         if digest:
-            self._succeed(node, "cached", digest, key=material.key)
+            self._succeed(node, "cached", digest, key=key_inputs.key)
         else:
-            reasons = _why_miss(node, material, self._settings, self._place)
-            self._change(node.name, key=material.key, reasons=reasons)
+            reasons = _why_miss(node, key_inputs, self._settings, self._executor)
+            self._change(node.name, key=key_inputs.key, reasons=reasons)
 
-    def _material(self, node: Node) -> Material:
-        material = _material(self._plan, node, self._digests, self._settings, self._place)
+    def _key_inputs(self, node: Node) -> CacheKeyInputs:
+        key_inputs = _key_inputs(self._plan, node, self._digests, self._settings, self._executor)
         left_out = self._left_out(node)
-        return Material({**material.fields, "left out": left_out}) if left_out else material
+        return CacheKeyInputs({**key_inputs.fields, "left out": left_out}) if left_out else key_inputs
 
     def _waiting(self) -> list[Node]:
         return [
@@ -220,7 +222,7 @@ class Execution:
         for node in ready:
             if self._fits(node):
                 self._start(node)
-        self._place.prepare(tuple(self._waiting()))
+        self._executor.prepare(tuple(self._waiting()))
 
     def _fits(self, node: Node) -> bool:
         running = self._running.values()
@@ -228,41 +230,41 @@ class Execution:
             return False
         if node.is_exclusive:
             return not running
-        cpus = self._place.cpus
+        cpus = self._executor.cpus
         limit = self._settings.max_parallel or cpus
         if limit is not None and len(running) >= limit:
             return False
         used = sum(other.threads for other in running)
-        return cpus is None or used + self._place.threads(node.stage) <= cpus
+        return cpus is None or used + self._executor.threads(node.stage) <= cpus
 
     def _start(self, node: Node) -> None:
-        material = self._material(node)
-        locks = self._locks(node, material)
+        key_inputs = self._key_inputs(node)
+        locks = self._locks(node, key_inputs)
         if not locks:  # look again at the next turn
             if node.name not in self._told_waiting:
                 self._watcher.say(f"{node.name} waits for another run in this workspace")
                 self._told_waiting.add(node.name)
             return
-        digest = None if node.name in self._settings.force else self._store.lookup(material.key)
+        digest = None if node.name in self._settings.force else self._store.lookup(key_inputs.key)
         if digest:
             _release(locks)
-            self._succeed(node, "cached", digest, key=material.key)
+            self._succeed(node, "cached", digest, key=key_inputs.key)
             return
-        self._change(node.name, status="running", key=material.key, started_at_s=self._now_s())
+        self._change(node.name, status="running", key=key_inputs.key, started_at_s=self._now_s())
         delivered = self._store.incoming(node.name)
         events = self._folder / "logs" / f"{node.name}.events.jsonl"
-        argument = self._job(node, material, delivered, events)
+        argument = self._job(node, key_inputs, delivered, events)
         self._start_tracking()
-        job = self._place.start(node, argument, self._folder / "logs" / f"{node.name}.log")
+        job = self._executor.start(node, argument, self._folder / "logs" / f"{node.name}.log")
         self._running[job] = _Running(
-            node, material, locks, delivered, EventTail(events), argument["threads"]
+            node, key_inputs, locks, delivered, EventTail(events), argument["threads"]
         )
         if self._outbox:
             self._outbox.step_started(node.name, argument["config"])
 
-    def _locks(self, node: Node, material: Material) -> tuple[Held, ...]:
+    def _locks(self, node: Node, key_inputs: CacheKeyInputs) -> tuple[Lease, ...]:
         """The right to compute this key, and to use the machine beside other runs; empty if not now."""
-        computing = self._store.try_lock(material.key)
+        computing = self._store.try_lock(key_inputs.key)
         if computing is None:
             return ()
         machine = self._store.try_machine(alone=node.is_exclusive)
@@ -271,7 +273,7 @@ class Execution:
             return ()
         return computing, machine
 
-    def _job(self, node: Node, material: Material, delivered: str, events: Path) -> dict[str, Any]:
+    def _job(self, node: Node, key_inputs: CacheKeyInputs, delivered: str, events: Path) -> dict[str, Any]:
         """The fields of hpml.components.__main__.Job."""
         code = code_of(node.run.__module__, self._settings.import_paths)
         return {
@@ -281,12 +283,12 @@ class Execution:
                 {step: self._store.location(digest) for step, digest in self._digests.items()}
             ),
             "out": delivered,
-            "scratch": self._store.scratch(material.key),
+            "scratch": self._store.scratch(key_inputs.key),
             "events": str(events),
-            "threads": self._place.threads(node.stage),
+            "threads": self._executor.threads(node.stage),
             "import_paths": self._settings.import_paths,
             "code_digest": code.digest,
-            "libraries": self._place.surroundings(node.stage).versions(code),
+            "libraries": self._executor.runtime_environment(node.stage).versions(code),
             "left_out": self._left_out(node),
             "parents": self._parents(node),
             "verified": sorted(self._verified & set(self._parents(node).values())),
@@ -319,7 +321,7 @@ class Execution:
                 time.sleep(timeout_s)
             return
         alone = any(running.node.is_exclusive for running in self._running.values())
-        ended = self._place.ended(_QUIET_POLL_S if alone else timeout_s)
+        ended = self._executor.ended(_QUIET_POLL_S if alone else timeout_s)
         for running in self._running.values():
             self._hear(running)
         for end in ended:
@@ -348,14 +350,16 @@ class Execution:
         self._change(name, quiet=True, seconds=seconds, peak_rss_bytes=end.peak_rss_bytes)
         try:
             if end.exit_code == 0:
-                digest = self._store.accept(running.delivered, running.material.key, running.material, name)
-                incomplete = self._store.incomplete(running.material.key)
+                digest = self._store.accept(
+                    running.delivered, running.key_inputs.key, running.key_inputs, name
+                )
+                incomplete = self._store.incomplete(running.key_inputs.key)
                 self._change(name, quiet=True, incomplete=incomplete)
-                if not end.peak_rss_bytes:  # the place cannot tell; the step could
+                if not end.peak_rss_bytes:  # the executor cannot tell; the step could
                     lineage = self._store.manifest(digest).lineage
                     self._change(name, quiet=True, peak_rss_bytes=lineage.peak_rss_bytes)
                 self._verified.update(self._parents(running.node).values(), [digest])
-                self._succeed(running.node, "done", digest, key=running.material.key)
+                self._succeed(running.node, "done", digest, key=running.key_inputs.key)
                 if incomplete:
                     self._watcher.say(f"{name} is incomplete: {incomplete}")
             else:
@@ -393,12 +397,12 @@ class Execution:
         """Ask the running steps to save and stop; give them time; whatever remains is killed."""
         self._watcher.say("stopping: running steps save what they have (Ctrl-C again to kill them)")
         for job in self._running:
-            self._place.signal(job, signal.SIGTERM)
+            self._executor.signal(job, signal.SIGTERM)
         deadline = time.monotonic() + _GRACE_S
         while self._running and time.monotonic() < deadline:
             self._collect(_POLL_S)
         for job in self._running:
-            self._place.signal(job, signal.SIGKILL)
+            self._executor.signal(job, signal.SIGKILL)
         while self._running:
             self._collect(_POLL_S)
         for node in self._waiting():
@@ -438,7 +442,7 @@ class Execution:
 
     def _start_tracking(self) -> None:
         """When the first step is really run: if all are cached, nothing was done and nothing is tracked."""
-        if self._outbox or not self._settings.tracking_uri or self._place.tracks:
+        if self._outbox or not self._settings.tracking_uri or self._executor.tracks:
             return
         self._outbox = Outbox(self._outbox_file)
         self._outbox.run_started(self._record.id, self._record.recipe, {})
@@ -488,7 +492,7 @@ class Execution:
             self._sender = None
 
 
-def _release(locks: tuple[Held, ...]) -> None:
+def _release(locks: tuple[Lease, ...]) -> None:
     for lock in locks:
         lock.release()
 

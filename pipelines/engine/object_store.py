@@ -34,7 +34,7 @@ from hpml.artifacts.folder import MANIFEST, Artifact, Manifest, open_artifact, p
 from hpml.core.contract import Config
 from hpml.core.errors import HpmlError, StageFailed
 from hpml.io import storage
-from hpml.pipelines.engine.cache_keys import Material
+from hpml.pipelines.engine.cache_keys import CacheKeyInputs
 from hpml.pipelines.engine.garbage import Needed, Removed
 from hpml.pipelines.engine.store import Store
 
@@ -116,11 +116,11 @@ class ObjectStore:
         if manifest.kind not in _READ_BY_STEPS_ONLY:
             self.open(manifest.digest)
 
-    def last_material(self, step: str) -> Material | None:
+    def last_key_inputs(self, step: str) -> CacheKeyInputs | None:
         """What the newest result of a step of this name was made of."""
         uri = f"{self._uri}/newest/{step}"
         record = self._record(storage.read_text(uri)) if storage.exists(uri) else None
-        return Material(record.material) if record else None
+        return CacheKeyInputs(record.material) if record else None
 
     def location(self, digest: str) -> str:
         """The URI of an artifact that was looked up or accepted."""
@@ -154,14 +154,14 @@ class ObjectStore:
         """A fresh URI for a step to deliver its artifact to."""
         return f"{self._uri}/artifacts/{step}-{uuid4().hex[:12]}"
 
-    def accept(self, delivered: str, key: str, material: Material, step: str) -> str:
+    def accept(self, delivered: str, key: str, key_inputs: CacheKeyInputs, step: str) -> str:
         """Remember that `key` leads to the artifact at `delivered`, and return its content digest.
 
         Raises StageFailed if there is no artifact, or it is damaged.
         """
         manifest = self._read_manifest(delivered)
         self._remember(manifest, delivered)
-        fields = dict(material.fields)
+        fields = dict(key_inputs.fields)
         record = _Record(
             digest=manifest.digest, uri=delivered, material=fields, incomplete=manifest.incomplete
         )

@@ -26,7 +26,7 @@ from typing import Any
 from hpml.artifacts.folder import Artifact, Manifest, open_artifact, read_manifest
 from hpml.core.atomic_files import publish, write_text_atomic
 from hpml.core.errors import HpmlError, StageFailed, Unavailable
-from hpml.pipelines.engine.cache_keys import Material
+from hpml.pipelines.engine.cache_keys import CacheKeyInputs
 from hpml.pipelines.engine.garbage import Needed, Removed
 
 
@@ -102,11 +102,11 @@ class Store:
         """A fresh path for a step to deliver its artifact to."""
         return str(self.root / "incoming" / f"{step}-{uuid.uuid4().hex[:12]}")
 
-    def accept(self, delivered: str, key: str, material: Material, step: str) -> str:
+    def accept(self, delivered: str, key: str, key_inputs: CacheKeyInputs, step: str) -> str:
         """Move a delivered artifact to its place, remember that `key` leads there, and return its digest."""
         incomplete = read_manifest(Path(delivered)).incomplete
         digest = self.add(Path(delivered))
-        record = {"digest": digest, "material": dict(material.fields), "incomplete": incomplete}
+        record = {"digest": digest, "material": dict(key_inputs.fields), "incomplete": incomplete}
         write_text_atomic(self._key_file(key), json.dumps(record))
         write_text_atomic(self.root / "newest" / step, key)
         return digest
@@ -143,13 +143,13 @@ class Store:
         """The folder that outlives failed and incomplete attempts at `key`."""
         return str(self.root / "scratch" / key)
 
-    def last_material(self, step: str) -> Material | None:
+    def last_key_inputs(self, step: str) -> CacheKeyInputs | None:
         """What the newest result of a step of this name was made of."""
         try:
             record = self._record((self.root / "newest" / step).read_text())
         except OSError:
             return None
-        return Material(record["material"]) if record else None
+        return CacheKeyInputs(record["material"]) if record else None
 
     # ------------------------------------------------------------------------------------------------- locks
 

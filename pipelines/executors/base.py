@@ -1,4 +1,4 @@
-"""What the executor asks of a place for steps: processes of this machine, containers, Jobs of a cluster."""
+"""What the engine asks of an executor: processes of this machine, containers, Jobs of a cluster."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from hpml.artifacts.folder import Artifact, Manifest
-from hpml.pipelines.engine.cache_keys import Material, Surroundings
+from hpml.pipelines.engine.cache_keys import CacheKeyInputs, RuntimeEnvironment
 from hpml.pipelines.engine.run_record import StepRecord
 from hpml.pipelines.plan import Node, Plan
 
@@ -28,7 +28,7 @@ class Watcher(Protocol):
         """Something the user should know."""
 
 
-class Held(Protocol):
+class Lease(Protocol):
     """A right that is held until it is released."""
 
     def release(self) -> None:
@@ -47,7 +47,7 @@ class ArtifactStore(Protocol):
     def incomplete(self, key: str) -> str:
         """What is missing in the artifact that `key` led to, and why; empty if nothing is."""
 
-    def last_material(self, step: str) -> Material | None:
+    def last_key_inputs(self, step: str) -> CacheKeyInputs | None:
         """What the newest result of a step of this name was made of."""
 
     def location(self, digest: str) -> str:
@@ -56,7 +56,7 @@ class ArtifactStore(Protocol):
     def incoming(self, step: str) -> str:
         """A fresh path or URI for a step to deliver its artifact to."""
 
-    def accept(self, delivered: str, key: str, material: Material, step: str) -> str:
+    def accept(self, delivered: str, key: str, key_inputs: CacheKeyInputs, step: str) -> str:
         """Remember that `key` leads to what was delivered; returns its content digest."""
 
     def keep_rejected(self, delivered: str, folder: Path) -> bool:
@@ -71,10 +71,10 @@ class ArtifactStore(Protocol):
     def scratch(self, key: str) -> str:
         """The path or URI of a folder that outlives failed and incomplete attempts at `key`."""
 
-    def try_lock(self, key: str) -> Held | None:
+    def try_lock(self, key: str) -> Lease | None:
         """The right to compute `key`, or None if another run is at it."""
 
-    def try_machine(self, *, alone: bool) -> Held | None:
+    def try_machine(self, *, alone: bool) -> Lease | None:
         """A share in the use of the machine, or all of it; None if other runs have it."""
 
 
@@ -82,7 +82,7 @@ class ArtifactStore(Protocol):
 class Ended:
     """How a step's process ended.
 
-    exit_code: 128 + n if signal n ended it. cause: what the place knows about a failure that the step could
+    exit_code: 128 + n if signal n ended it. cause: what the executor knows about a failure that the step could
     not explain itself, such as that it was killed for lack of memory.
     """
 
@@ -92,11 +92,11 @@ class Ended:
     cause: str = ""
 
 
-class Place(Protocol):
+class Executor(Protocol):
     """Where the steps of one run are executed.
 
-    cpus: how many the executor shares out among steps; None where the place does that itself.
-    tracks: whether steps report to MLflow themselves, so that the executor does not.
+    cpus: how many the engine shares out among steps; None where the executor does that itself.
+    tracks: whether steps report to MLflow themselves, so that the engine does not.
     """
 
     @property
@@ -108,7 +108,7 @@ class Place(Protocol):
     @property
     def store(self) -> ArtifactStore: ...
 
-    def surroundings(self, stage: str) -> Surroundings:
+    def runtime_environment(self, stage: str) -> RuntimeEnvironment:
         """What a step of `stage` would find here. Raises HpmlError if that cannot be learned."""
 
     def threads(self, stage: str) -> int:

@@ -36,7 +36,7 @@ class End:
 
 
 @dataclass
-class Attendant:
+class JobRunner:
     """Creates the Job `body` and stays with it.
 
     timeout_s: how long it may take, waiting for room included. pending_s: how long its pod may wait for what

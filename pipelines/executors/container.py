@@ -1,4 +1,4 @@
-"""The place where each step runs in its image on this machine, by podman or docker.
+"""Runs each step in its image on this machine, by podman or docker.
 
 A container sees what its step needs and no more: its inputs read-only, a place for its output, no network (a
 bridge, where its step reads or writes elsewhere), a read-only root, no capabilities, the CPUs and the memory
@@ -26,8 +26,8 @@ from hpml.components.__main__ import Job, arguments_of
 from hpml.core import hardware
 from hpml.core.contract import Events
 from hpml.core.errors import ConfigInvalid, ExitCode, Unavailable
-from hpml.pipelines.engine import cache_keys as provenance
-from hpml.pipelines.engine.cache_keys import Surroundings
+from hpml.pipelines.engine import cache_keys
+from hpml.pipelines.engine.cache_keys import RuntimeEnvironment
 from hpml.pipelines.engine.execution import Settings
 from hpml.pipelines.engine.store import Store
 from hpml.pipelines.executors.base import Ended, Watcher
@@ -44,7 +44,7 @@ _CANNOT_START = {125: "the container engine refused it", 126: "its command canno
 
 
 class Containers:
-    """Steps as containers. A small process beside the executor starts each, and ends it with the executor."""
+    """Steps as containers. A small process beside the engine starts each, and ends it with the engine."""
 
     tracks = False
 
@@ -55,7 +55,7 @@ class Containers:
         self._engine = find_engine()
         self._server: ForkServer | None = None
         self._names: dict[int, str] = {}
-        self._surroundings: dict[str, Surroundings] = {}
+        self._runtime_environment: dict[str, RuntimeEnvironment] = {}
 
     # ------------------------------------------------------------------------------------------------ images
 
@@ -65,16 +65,16 @@ class Containers:
         assert family, "the defaults are filled in"
         return cluster.image(family)
 
-    def surroundings(self, stage: str) -> Surroundings:
+    def runtime_environment(self, stage: str) -> RuntimeEnvironment:
         """What the stage's image holds, asked of the image itself, once.
 
         Raises ConfigInvalid if there is no such image, or if it holds other code than this installation.
         """
         image = self._image(stage)
-        if image not in self._surroundings:
+        if image not in self._runtime_environment:
             digest = self._digest(image)
-            self._surroundings[image] = provenance.of_image(image, self._about(image), digest)
-        return self._surroundings[image]
+            self._runtime_environment[image] = cache_keys.of_image(image, self._about(image), digest)
+        return self._runtime_environment[image]
 
     def _digest(self, image: str) -> str:
         answer = _ask(self._engine, "image", "inspect", "--format", "{{.Id}}", image)
@@ -110,7 +110,7 @@ class Containers:
         Raises ConfigInvalid if an image is absent or other code, or an address is that of this machine only.
         """
         for node in plan.nodes.values():
-            self.surroundings(node.stage)
+            self.runtime_environment(node.stage)
             self._refuse_loopback(node)
 
     def prepare(self, waiting: tuple[Node, ...]) -> None:
@@ -254,7 +254,7 @@ def find_engine() -> str:
 def run_container(engine: str, name: str, command: list[str], events: str, memory: str) -> int:
     """Run a container to its end; its exit status is returned. SIGTERM is passed on, then it has 12 s.
 
-    Runs in a process of its own, which is told when the executor goes away: then the container ends, too.
+    Runs in a process of its own, which is told when the engine goes away: then the container ends, too.
     """
 
     def stop(_signal: int, _frame: object) -> None:

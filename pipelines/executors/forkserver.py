@@ -1,9 +1,9 @@
 """Runs each step in a forked process of its own: isolated like a fresh interpreter, started in milliseconds.
 
-The server is a small process beside the executor. It imports what several steps need once (torch takes a
+The server is a small process beside the engine. It imports what several steps need once (torch takes a
 second), then forks for each job. A forked job is the leader of its own session: whatever happens to it
 (a segfault, the kernel's out-of-memory killer, `os._exit`) ends that step only, and when it ends, everything
-it started ends with it. When the executor goes away, however it goes, the server ends the jobs and itself.
+it started ends with it. When the engine goes away, however it goes, the server ends the jobs and itself.
 
 Messages are JSON lines over a socket pair. To the server: {"preload": [module, ...]}, {"job": id, "call":
 "module:function", "argument": {...}, "log": path}, {"signal": number, "job": id}. From the server: {"job":
@@ -42,7 +42,7 @@ class Ended:
 
 
 class ForkServer:
-    """The executor's end."""
+    """The engine's end."""
 
     def __init__(self) -> None:
         self._socket, theirs = socket.socketpair()
@@ -50,7 +50,7 @@ class ForkServer:
             [sys.executable, "-P", "-m", "hpml.pipelines.executors.forkserver", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             stdin=subprocess.DEVNULL,
-            start_new_session=True,  # Ctrl-C is for the executor, which then asks the jobs to stop
+            start_new_session=True,  # Ctrl-C is for the engine, which then asks the jobs to stop
         )
         theirs.close()
         self._lines = _Lines(self._socket)
@@ -127,7 +127,7 @@ class _Server:
         self._to_preload: list[str] = []
 
     def serve(self) -> None:
-        """Fork and reap until the executor closes its end."""
+        """Fork and reap until the engine closes its end."""
         try:
             while True:
                 for key, _ in self._selector.select(0 if self._to_preload else None):
@@ -217,7 +217,7 @@ def _become_job(message: dict[str, Any], server: int) -> None:
 
 
 if __name__ == "__main__":
-    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends when the executor's end closes, in order
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends when the engine's end closes, in order
     spin_briefly()
     importlib.import_module("hpml.components.__main__")
     connection = socket.socket(fileno=int(sys.argv[1]))

@@ -1,6 +1,6 @@
-"""The place where each step is a Job of a Kubernetes cluster, which does the scheduling; artifacts are in S3.
+"""Each step as a Job of a Kubernetes cluster, which does the scheduling; artifacts are in S3.
 
-A run is a ConfigMap that owns its Jobs: whoever deletes it deletes them. The executor does so when the run
+A run is a ConfigMap that owns its Jobs: whoever deletes it deletes them. The engine does so when the run
 is over, except for the Jobs of steps that failed: these stay for `cluster.keep_failed_s`, for a look. An
 executor that is killed leaves Jobs that end by themselves.
 """
@@ -32,11 +32,11 @@ from hpml.pipelines.cluster import pods
 from hpml.pipelines.cluster.client import JOBS, Json, Say
 from hpml.pipelines.cluster.config import StageNeeds
 from hpml.pipelines.cluster.store import open_store
-from hpml.pipelines.engine import cache_keys as provenance
-from hpml.pipelines.engine.cache_keys import Surroundings
+from hpml.pipelines.engine import cache_keys
+from hpml.pipelines.engine.cache_keys import RuntimeEnvironment
 from hpml.pipelines.engine.execution import Settings
 from hpml.pipelines.executors.base import Ended, Watcher
-from hpml.pipelines.executors.cluster_job import Attendant, End, RunOwner, job_body
+from hpml.pipelines.executors.cluster_job import End, JobRunner, RunOwner, job_body
 from hpml.pipelines.plan import Node, Plan
 from hpml.pipelines.recipe import LoadedRecipe
 from hpml.pipelines.resources import resources_of
@@ -77,7 +77,7 @@ class _Step:
     """A step that has a Job. image: the digest that its key has; is_last: whether the run ends with it."""
 
     name: str
-    attendant: Attendant
+    job_runner: JobRunner
     transcript: Transcript
     image: str
     is_last: bool
@@ -96,7 +96,7 @@ class Jobs:
         self._reports = self.tracks and bool(settings.tracking_uri)
         self._kube = self._connect(patience_s=_PATIENCE_S)
         self.store = open_store(settings.home, self._cluster, self._say)
-        self._surroundings: dict[str, Surroundings] = {}
+        self._runtime_environment: dict[str, RuntimeEnvironment] = {}
         self._owner = RunOwner(self._kube, run, self._recipe.name)
         self._numbers = itertools.count(1)
         self._running: dict[int, _Step] = {}
@@ -104,7 +104,7 @@ class Jobs:
         # Of the kind that a signal handler may put something into at any moment.
         self._ends: queue.SimpleQueue[tuple[int, End]] = queue.SimpleQueue()
         self._to_come: set[str] = set()
-        self._untold = _Untold(run, self._recipe.name, self._cluster.store)
+        self._pending_events = _PendingEvents(run, self._recipe.name, self._cluster.store)
 
     def _connect(self, *, patience_s: float) -> kube.Namespace:
         return kube.connect(self._cluster.namespace, patience_s=patience_s, say=self._say)
@@ -127,10 +127,10 @@ class Jobs:
                 path = getattr(node.config, name, None)
                 if isinstance(path, Path) and path.exists():
                     self._say(f"{node.name} reads {path}: a pod sees it only if its image has it there, too")
-            self.surroundings(node.stage)
+            self.runtime_environment(node.stage)
         self._to_come = set(plan.nodes)
 
-    def surroundings(self, stage: str) -> Surroundings:
+    def runtime_environment(self, stage: str) -> RuntimeEnvironment:
         """What a pod like those of `stage` finds, asked once of one such pod.
 
         It speaks for all: where the nodes of a cluster differ, `node_selector` says which are meant. Raises
@@ -139,25 +139,25 @@ class Jobs:
         needs = self._cluster.needs(stage)
         decisive = {"image", "cpus", "gpus", "node_selector", "tolerations"}
         pool = canonical_json(needs.model_dump(mode="json", include=decisive))
-        if pool not in self._surroundings:
-            self._surroundings[pool] = self._ask(
+        if pool not in self._runtime_environment:
+            self._runtime_environment[pool] = self._ask(
                 needs, pods.object_name("about", needs.image or "", self._run, pool)
             )
-        return self._surroundings[pool]
+        return self._runtime_environment[pool]
 
-    def _ask(self, needs: StageNeeds, name: str) -> Surroundings:
+    def _ask(self, needs: StageNeeds, name: str) -> RuntimeEnvironment:
         image = self._image(needs)
         labels = pods.labels(self._run, "about")
         template = pods.pod_template(self._cluster, needs, [*_ENTRYPOINT, "--about"], labels=labels, env={})
         lines: list[str] = []
-        attendant = self._attendant(name, template, needs, lines.append, self._say, timeout_s=_ABOUT_S)
+        job_runner = self._attendant(name, template, needs, lines.append, self._say, timeout_s=_ABOUT_S)
         try:
-            end = attendant.attend()
+            end = job_runner.attend()
         finally:
             with contextlib.suppress(HpmlError):  # it goes by itself, too
-                attendant.stop()
+                job_runner.stop()
         try:
-            return provenance.of_image(image, json.loads(lines[-1]), end.image or image)
+            return cache_keys.of_image(image, json.loads(lines[-1]), end.image or image)
         except (LookupError, ValueError, TypeError):
             raise Unavailable(
                 f"the image {image} does not say what it holds",
@@ -186,12 +186,12 @@ class Jobs:
         transcript = Transcript(log, Path(job["events"]))
         name = pods.object_name(node.name, self._run)
         template, needs = self._pod_of(node, job, is_last)
-        attendant = self._attendant(
+        job_runner = self._attendant(
             name, template, needs, transcript.write, lambda text: self._say(f"{node.name}: {text}")
         )
-        image = "" if _is_launched(node) else self.surroundings(node.stage).image
-        self._running[number] = _Step(node.name, attendant, transcript, image, is_last)
-        threading.Thread(target=self._attend, args=(number, attendant), name=node.name, daemon=True).start()
+        image = "" if _is_launched(node) else self.runtime_environment(node.stage).image
+        self._running[number] = _Step(node.name, job_runner, transcript, image, is_last)
+        threading.Thread(target=self._attend, args=(number, job_runner), name=node.name, daemon=True).start()
         return number
 
     def _pod_of(self, node: Node, job: dict[str, Any], is_last: bool) -> tuple[Json, StageNeeds]:
@@ -229,7 +229,7 @@ class Jobs:
         say: Say,
         *,
         timeout_s: float | None = None,
-    ) -> Attendant:
+    ) -> JobRunner:
         timeout_s = timeout_s or needs.timeout_s
         assert timeout_s, "the defaults are filled in"
         body = job_body(
@@ -240,13 +240,13 @@ class Jobs:
             keep_s=max(_SEEN_WITHIN_S, self._cluster.keep_failed_s),
             suspended=bool(self._cluster.queue),
         )
-        return Attendant(self._kube, body, timeout_s, self._cluster.pending_s, write, say)
+        return JobRunner(self._kube, body, timeout_s, self._cluster.pending_s, write, say)
 
-    def _attend(self, number: int, attendant: Attendant) -> None:
+    def _attend(self, number: int, job_runner: JobRunner) -> None:
         """In a thread of its own: from the creation of a Job to its end, which is put into the queue."""
         try:
-            self._owner.adopt(attendant.body)
-            end = attendant.attend()
+            self._owner.adopt(job_runner.body)
+            end = job_runner.attend()
         except HpmlError as error:
             end = End(error.exit_code, str(error), certain=True)
         except Exception as error:  # of ours; the run is not to wait for this step for ever
@@ -261,7 +261,7 @@ class Jobs:
             )
             return
         try:
-            self._running[job].attendant.stop()
+            self._running[job].job_runner.stop()
         except HpmlError as error:
             self._say(f"{self._running[job].name} could not be stopped: {error}")
 
@@ -275,7 +275,7 @@ class Jobs:
         return [Ended(number, self._concluded(step, end))] if step else []  # None: it was not waited for
 
     def _concluded(self, step: _Step, end: End) -> int:
-        """The exit code of a step, whose failure is told where the executor looks for it."""
+        """The exit code of a step, whose failure is told where the engine looks for it."""
         if end.exit_code == 0 and end.image and step.image not in ("", end.image):
             end = End(
                 ExitCode.CONFIG_INVALID, _OTHER_IMAGE.format(end.image[:12], step.image[:12]), certain=True
@@ -288,7 +288,7 @@ class Jobs:
         if end.exit_code and not said:
             status: Status = "KILLED" if end.exit_code == ExitCode.TERMINATED else "FAILED"
             seconds = time.monotonic() - step.started_at_s
-            self._untold.steps.append((step.name, status, seconds, end.cause))
+            self._pending_events.steps.append((step.name, status, seconds, end.cause))
         self._over.append((step, end))
         return end.exit_code
 
@@ -296,12 +296,12 @@ class Jobs:
 
     def close(self, status: str) -> None:
         """Delete what the run has in the cluster, except for what failed; see the module."""
-        failed = [step.attendant.name for step, end in self._over if end.exit_code]
+        failed = [step.job_runner.name for step, end in self._over if end.exit_code]
         try:
             if self._owner.exists and status == "failed" and failed and self._cluster.keep_failed_s:
                 for step, _ in self._over:
-                    if step.attendant.name not in failed:
-                        self._kube.delete(JOBS, step.attendant.name)
+                    if step.job_runner.name not in failed:
+                        self._kube.delete(JOBS, step.job_runner.name)
                 self._owner.leave()
                 self._say(
                     f"what failed is kept for {self._cluster.keep_failed_s} s:"
@@ -314,7 +314,7 @@ class Jobs:
         if self._reports and self._over:
             told = any(step.is_last and not end.exit_code for step, end in self._over)
             try:
-                self._untold.leave(None if told else _MLFLOW_STATUS.get(status, "FAILED"))
+                self._pending_events.leave(None if told else _MLFLOW_STATUS.get(status, "FAILED"))
             except HpmlError as error:
                 self._say(f"MLflow will not hear how the run ended: {error}")
 
@@ -331,7 +331,7 @@ def _is_launched(node: Node) -> bool:
     return node.stage == "train" and getattr(node.config, "nodes", 1) > 1
 
 
-class _Untold:
+class _PendingEvents:
     """What MLflow does not hear from the steps themselves: ends of those that were killed, and of the run.
 
     It is put where steps leave what they could not send, and so arrives with the next step of any run.

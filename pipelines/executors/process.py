@@ -1,4 +1,4 @@
-"""The place where steps are isolated processes of this machine, forked by a server that has torch loaded."""
+"""Steps as isolated processes of this machine, forked by a server that has torch loaded."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from typing import Any
 
 from hpml.core import cgroup, hardware
 from hpml.core.errors import StageFailed, disk_full
-from hpml.pipelines.engine import cache_keys as provenance
-from hpml.pipelines.engine.cache_keys import Surroundings
+from hpml.pipelines.engine import cache_keys
+from hpml.pipelines.engine.cache_keys import RuntimeEnvironment
 from hpml.pipelines.engine.store import Store
 from hpml.pipelines.executors import forkserver
 from hpml.pipelines.executors.base import Ended
@@ -30,14 +30,14 @@ class Processes:
         self.store = Store(home)
         self.cpus = hardware.usable_cpus()
         self._registry_uri = registry_uri
-        self._surroundings = provenance.here()
+        self._runtime_environment = cache_keys.here()
         self._server: ForkServer | None = None
         self._preloaded: set[str] = set()
         self._oom_kills_before: dict[int, int] = {}
 
-    def surroundings(self, stage: str) -> Surroundings:
+    def runtime_environment(self, stage: str) -> RuntimeEnvironment:
         """Those of this process, as they were when the run began."""
-        return self._surroundings
+        return self._runtime_environment
 
     def threads(self, stage: str) -> int:
         """As `pipelines/resources.py` says, and no more than there are CPUs."""

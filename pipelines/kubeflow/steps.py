@@ -216,7 +216,7 @@ def _arguments(
     parameters: Iterable[Parameter],
     cluster: ClusterConfig,
 ) -> tuple[str, ...]:
-    """The arguments of the entrypoint. Where artifacts are is said by the executor input, "{{$}}"."""
+    """The arguments of the entrypoint. Where artifacts are is said by the engine input, "{{$}}"."""
     config = node.config.model_dump(mode="json")
     _check_inert(f"the config of step {node.name}", config)
     job = Job(

@@ -11,21 +11,21 @@ from typing import Any
 from hpml.components.compress import Method
 from hpml.core.errors import ConfigInvalid
 from hpml.pipelines.engine.execution import Settings, forecast
-from hpml.pipelines.executors.base import Place, Watcher
+from hpml.pipelines.executors.base import Executor, Watcher
 from hpml.pipelines.plan import Plan
 from hpml.pipelines.recipe import LoadedRecipe
 
 _TIMEOUT_S = 120.0
 
 
-def tell(loaded: LoadedRecipe, plan: Plan, settings: Settings, place: Place, watcher: Watcher) -> None:
+def tell(loaded: LoadedRecipe, plan: Plan, settings: Settings, executor: Executor, watcher: Watcher) -> None:
     """Say which variants of a run cannot be built, before it trains.
 
     Nothing is said where no method is still to be applied: what was made then is in the store. Raises
     ConfigInvalid if no variant is left.
     """
     upto = Plan({n: node for n, node in plan.nodes.items() if node.stage in ("prepare", "train", "compress")})
-    cached = {item.step for item in forecast(upto, settings, place) if item.outcome == "cached"}
+    cached = {item.step for item in forecast(upto, settings, executor) if item.outcome == "cached"}
     if not all(name in cached for name, node in upto.nodes.items() if node.stage == "compress"):
         warn(loaded, watcher)
 

@@ -15,7 +15,7 @@ from hpml.components.prepare.sources import Preview
 from hpml.core import hardware, memory
 from hpml.core.errors import ConfigInvalid, HpmlError
 from hpml.pipelines.engine.execution import Forecast, Settings, forecast
-from hpml.pipelines.executors.base import Place, Watcher
+from hpml.pipelines.executors.base import Executor, Watcher
 from hpml.pipelines.plan import Node, Plan
 from hpml.pipelines.preflight import applicability
 from hpml.pipelines.preflight.network_probe import Found, probe
@@ -49,18 +49,18 @@ def refuse(problems: Sequence[Problem]) -> None:
 
 
 def forecast_checked(
-    loaded: LoadedRecipe, plan: Plan, settings: Settings, place: Place, watcher: Watcher
+    loaded: LoadedRecipe, plan: Plan, settings: Settings, executor: Executor, watcher: Watcher
 ) -> tuple[list[Forecast], list[Problem]]:
     """What a run would find in the store, and what would fail: paths, data, network, methods, targets, goals.
 
     What is only worth knowing, such as a target that is left out here, is said to `watcher`.
     """
-    forecasts = forecast(plan, settings, place)
+    forecasts = forecast(plan, settings, executor)
     to_run = {item.step for item in forecasts if item.outcome != "cached"}
     examined = _Examination(loaded, plan, to_run, settings.home, watcher)
     problems = [problem for problem in examined.problems() if problem.step in to_run]
     try:
-        applicability.tell(loaded, plan, settings, place, watcher)
+        applicability.tell(loaded, plan, settings, executor, watcher)
     except ConfigInvalid as error:
         compressing = [name for name in plan.nodes if plan.nodes[name].stage == "compress" and name in to_run]
         problems += [Problem(name, str(error)) for name in compressing[:1]]
@@ -175,7 +175,7 @@ class _Examination:
 
 def _existing(folder: Path) -> Path:
     """The folder, or the nearest above it that exists."""
-    return next(place for place in (folder, *folder.parents) if place.exists())
+    return next(executor for executor in (folder, *folder.parents) if executor.exists())
 
 
 def unreachable_goals(recipe: Recipe, weights: int) -> Iterator[str]:

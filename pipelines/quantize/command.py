@@ -18,7 +18,7 @@ from hpml.core.contract import Config
 from hpml.core.errors import GateFailed, HpmlError, Terminated, UsageError
 from hpml.measuring.subjects import OnnxSubject
 from hpml.pipelines.commands import bench
-from hpml.pipelines.commands.bench import Wishes
+from hpml.pipelines.commands.bench import BenchOptions
 from hpml.pipelines.commands.bench_record import BenchRecord
 from hpml.pipelines.commands.measurable import Hints, measurables
 from hpml.pipelines.quantize.job import Quantized, QuantizeJob
@@ -70,7 +70,7 @@ class QuantizeRecord(Config):
 
 
 @dataclass(frozen=True)
-class Places:
+class OutputPaths:
     """Where the results go. refused: where a model is put aside that the gate refuses."""
 
     model: Path
@@ -79,7 +79,7 @@ class Places:
     record: Path
 
 
-def places(file: Path, out: Path | None, *, force: bool) -> Places:
+def places(file: Path, out: Path | None, *, force: bool) -> OutputPaths:
     """`out`, by default MODEL-int8.onnx beside the model, and its neighbours.
 
     Raises UsageError if one of them is there already and `force` is not given, or `out` is no .onnx.
@@ -92,7 +92,7 @@ def places(file: Path, out: Path | None, *, force: bool) -> Places:
     if not model.resolve().parent.is_dir():
         raise UsageError(f"there is no folder {model.parent}", fix="make it, or give another --out")
     refused = model.with_name(f"{model.stem}.refused.onnx")
-    found = Places(model, refused, model.with_suffix(".html"), model.with_suffix(".json"))
+    found = OutputPaths(model, refused, model.with_suffix(".html"), model.with_suffix(".json"))
     there = [place for place in (found.model, found.refused, found.page, found.record) if place.exists()]
     if there and not force:
         raise UsageError(f"{there[0]} exists already", fix="give another --out, or --force to replace it")
@@ -100,14 +100,20 @@ def places(file: Path, out: Path | None, *, force: bool) -> Places:
 
 
 def quantize(
-    home: Path, job: QuantizeJob, place: Places, wishes: Wishes, *, limit_s: float, command: Sequence[str]
+    home: Path,
+    job: QuantizeJob,
+    place: OutputPaths,
+    options: BenchOptions,
+    *,
+    limit_s: float,
+    command: Sequence[str],
 ) -> QuantizeRecord:
     """Quantize, judge, measure both, and write all results.
 
     limit_s: for quantizing and judging; then the process is ended.
     Raises StageFailed or ConfigInvalid where there is nothing to judge. A refusal is in the record.
     """
-    bench.check_figures(wishes)
+    bench.check_figures(options)
     with tempfile.TemporaryDirectory(prefix="hpml-quantize-") as folder:
         builds = _in_a_process(job, Path(folder), limit_s)
         files = {name: Path(folder) / f"{name}.onnx" for name in builds}
@@ -118,7 +124,7 @@ def quantize(
         speed, reason = None, "the gate refused it"
         if not refused:
             variants = dict(list(files.items())[1:])
-            speed, reason = _speed(home, (job.file, target), variants, found, wishes, command)
+            speed, reason = _speed(home, (job.file, target), variants, found, options, command)
         if len(builds) > 1:
             name, note = _chosen(speed, str(target), tuple(builds))
             _put(files[name], target)
@@ -162,7 +168,7 @@ def _speed(
     files: tuple[Path, Path],
     variants: Mapping[str, Path],
     found: Quantized,
-    wishes: Wishes,
+    options: BenchOptions,
     command: Sequence[str],
 ) -> tuple[BenchRecord | None, str]:
     """The bench of both, and why it has no figures; what was made is handed over all the same.
@@ -174,7 +180,7 @@ def _speed(
         int8 = subjects[str(files[1])]
         several = int8.subject.model_copy(update={"variants": variants})
         subjects[str(files[1])] = replace(int8, subject=several)
-        record, _ = bench.measure(home, subjects, wishes, command=command, folder=None)
+        record, _ = bench.measure(home, subjects, options, command=command, folder=None)
     except Terminated:
         raise
     except HpmlError as error:
@@ -205,7 +211,7 @@ def _sha256(file: Path) -> str:
         return hashlib.file_digest(opened, "sha256").hexdigest()
 
 
-def show(record: QuantizeRecord, place: Places, output: str) -> None:
+def show(record: QuantizeRecord, place: OutputPaths, output: str) -> None:
     """Print what came of it on stdout."""
     if output == "json":
         print(json.dumps(record.model_dump(mode="json"), indent=2))

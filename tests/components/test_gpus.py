@@ -12,7 +12,7 @@ from hpml.components.export import stage as export
 from hpml.core import hardware
 from hpml.measuring.machine import gpu
 from hpml.measuring.machine.energy import gpu_counter
-from hpml.pipelines.engine.cache_keys import Material, Surroundings, explain, material_of
+from hpml.pipelines.engine.cache_keys import CacheKeyInputs, RuntimeEnvironment, cache_key_inputs, explain
 from hpml.pipelines.plan import Node
 from hpml.targets import TensorRT
 from tests.components.fake_nvml import LIBRARY_AND_DRIVER_DIFFER, FakeNvml
@@ -34,11 +34,13 @@ def test_a_gpu_is_known_by_its_name_its_capability_its_memory_and_its_driver(nvi
 def test_after_an_update_of_the_driver_an_engine_is_exported_again(nvidia_driver: Install) -> None:
     """A plan of TensorRT is bound to the driver, and is refused under another one."""
 
-    def material(driver: str) -> Material:
+    def material(driver: str) -> CacheKeyInputs:
         nvidia_driver(driver=driver)
-        here = Surroundings("3.11", hardware.identity(), lambda _: "")
+        here = RuntimeEnvironment("3.11", hardware.identity(), lambda _: "")
         node = Node("export", export.run, TensorRT(), {}, ())
-        return material_of(node, {}, ancestors=(), import_paths=(), registry="", surroundings=here, threads=1)
+        return cache_key_inputs(
+            node, {}, ancestors=(), import_paths=(), registry="", runtime_environment=here, threads=1
+        )
 
     before, again, after = (material(driver) for driver in ("570.86", "570.86", "580.12"))
     assert before.key == again.key != after.key

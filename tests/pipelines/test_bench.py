@@ -296,7 +296,7 @@ def test_inputs_that_do_not_fit_into_memory_are_refused(
     monkeypatch.setattr(memory, "available_bytes", lambda: 10**6)
     found = measurable.measurables([str(models / "larger.onnx")], hints)
     with pytest.raises(ConfigInvalid, match=r"inputs take 0.00315 GB.*--batch 1"):
-        bench._write_inputs(tmp_path / "inputs.npz", found, bench._config(found, bench.Wishes()))
+        bench._write_inputs(tmp_path / "inputs.npz", found, bench._config(found, bench.BenchOptions()))
 
 
 @pytest.mark.parametrize("given", ["0", "1,", "a", "-1", "1;2"])
@@ -310,7 +310,7 @@ def test_batches_that_are_none_are_refused(given: str) -> None:
 
 def config(models: Path, hints: Hints, *names: str, **wishes: Any) -> Any:
     found = measurable.measurables([str(models / name) for name in names], hints)
-    return bench._config(found, bench.Wishes(**wishes))
+    return bench._config(found, bench.BenchOptions(**wishes))
 
 
 def test_a_fixed_batch_limits_what_is_measured(
@@ -341,7 +341,7 @@ def test_wishes_that_cannot_be_met_are_refused(models: Path, hints: Hints) -> No
 def test_a_server_is_no_disturbance(models: Path, hints: Hints) -> None:
     with inference_server() as server:
         found = measurable.measurables([f"{server.url}/v2/models/sum", str(models / "small.onnx")], hints)
-    quiet = bench._config(found, bench.Wishes()).quiet
+    quiet = bench._config(found, bench.BenchOptions()).quiet
     alone = config(models, hints, "small.onnx").quiet
     assert quiet.max_waited == 1 > alone.max_waited and quiet.max_stolen == alone.max_stolen
 
@@ -349,7 +349,7 @@ def test_a_server_is_no_disturbance(models: Path, hints: Hints) -> None:
 def test_the_same_inputs_for_those_that_take_the_same(models: Path, hints: Hints, tmp_path: Path) -> None:
     names = ("small.onnx", "renamed.onnx", "larger.onnx")
     found = measurable.measurables([str(models / name) for name in names], hints)
-    bench._write_inputs(tmp_path / "inputs.npz", found, bench._config(found, bench.Wishes()))
+    bench._write_inputs(tmp_path / "inputs.npz", found, bench._config(found, bench.BenchOptions()))
     with np.load(tmp_path / "inputs.npz") as arrays:
         assert sorted(arrays[name].shape for name in arrays.files) == [(64, 3, 4, 4), (64, 3, 64, 64)]
 
@@ -529,7 +529,7 @@ def test_what_a_busy_machine_leaves_is_written_and_told(models: Path, tmp_path: 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("hpml.measuring.machine.watch.Watch.disturbances_outside", lambda *_: ["a hog"])
         record, folder = bench.measure(
-            tmp_path / "runs", found, bench.Wishes(batches=(1,), budget_s=1.0), command=(), folder=None
+            tmp_path / "runs", found, bench.BenchOptions(batches=(1,), budget_s=1.0), command=(), folder=None
         )
     assert "not measured: latency at batch 1" in record.measurements.incomplete
     assert isinstance(read_record(folder).measurements, MeasurementsSpec)

@@ -21,7 +21,7 @@ from hpml.pipelines import recipe
 from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.execution import Execution, Settings
 from hpml.pipelines.engine.run_record import RunRecord
-from hpml.pipelines.executors.base import Place
+from hpml.pipelines.executors.base import Executor
 from hpml.pipelines.executors.container import Containers, _is_loopback, quantity_bytes
 from hpml.pipelines.executors.process import Processes
 from hpml.pipelines.graph import graph
@@ -66,7 +66,7 @@ def two_steps(loaded: LoadedRecipe) -> Plan:
     return trace(graph, loaded.recipe)
 
 
-def execute(loaded: LoadedRecipe, settings: Settings, place: Place, listener: Listener) -> RunRecord:
+def execute(loaded: LoadedRecipe, settings: Settings, place: Executor, listener: Listener) -> RunRecord:
     plan = two_steps(loaded)
     record = run_record.start(settings.home, run_record.new_run_id("small"), "small", "", plan)
     return Execution(plan, record, settings, listener, place).execute()

@@ -20,7 +20,7 @@ from hpml.measuring.subjects import OnnxSubject
 from hpml.pipelines.__main__ import main
 from hpml.pipelines.commands import diagnose as diagnosis
 from hpml.pipelines.commands import diagnose_file
-from hpml.pipelines.commands.bench import Wishes
+from hpml.pipelines.commands.bench import BenchOptions
 from hpml.pipelines.commands.measurable import Hints, measurable
 from hpml.pipelines.terminal.console import PlainWatcher
 from tests.small_subjects import write_endless, write_image_model, write_text_model
@@ -135,7 +135,7 @@ def test_what_was_not_measured_is_not_diagnosed(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(
         diagnose_file.bench, "measure", lambda *_, **__: (SimpleNamespace(measurements=measured), None)
     )
-    found, _ = diagnose_file.diagnose(tmp_path, file, {}, Wishes(), PlainWatcher(), limit_s=1)
+    found, _ = diagnose_file.diagnose(tmp_path, file, {}, BenchOptions(), PlainWatcher(), limit_s=1)
     one = found.engines[str(file)]
     assert (one.status, one.reason) == ("not diagnosed", f"not measured: {busy}")
 

@@ -18,7 +18,7 @@ from hpml.pipelines import graph, plan, recipe
 from hpml.pipelines.__main__ import main
 from hpml.pipelines.commands.collect import collect_workspace
 from hpml.pipelines.engine import run_record
-from hpml.pipelines.engine.cache_keys import Material, here, material_of
+from hpml.pipelines.engine.cache_keys import CacheKeyInputs, cache_key_inputs, here
 from hpml.pipelines.engine.execution import Execution, Settings, forecast
 from hpml.pipelines.engine.run_record import RunRecord
 from hpml.pipelines.engine.store import Store
@@ -108,7 +108,7 @@ def test_the_same_content_may_be_complete_elsewhere(home: Path, tmp_path: Path) 
     for key, needed in (("lacking", 2), ("whole", 1)):
         place, config = store.incoming("m"), {"needed": needed}
         execute(Job("noop_stages:benchmark", config, {"first": str(tmp_path / "a")}, place))
-        store.accept(place, key, Material({}), "m")
+        store.accept(place, key, CacheKeyInputs({}), "m")
     assert len(list((store.root / "objects").iterdir())) == 1
     assert store.lookup("lacking") is None and store.incomplete("lacking") == "1 of 2 rounds"
     assert store.lookup("whole") and store.incomplete("whole") == ""
@@ -144,7 +144,7 @@ def test_whether_the_benchmark_is_a_gate_is_no_part_of_its_key(tmp_path: Path) -
         steps = trace(graph.graph, recipe.load(tmp_path / "mine.yaml", overrides).recipe)
         node = next(node for node in steps.nodes.values() if node.stage == "benchmark")
         given: dict[str, Any] = {"ancestors": (), "import_paths": (), "registry": "", "threads": 1}
-        return material_of(node, {}, surroundings=here(), **given).key
+        return cache_key_inputs(node, {}, runtime_environment=here(), **given).key
 
     assert key() == key("benchmark.require_quiet=true") != key("benchmark.rounds=50")
 

@@ -29,12 +29,12 @@ from hpml.pipelines.cluster import client as kube
 from hpml.pipelines.cluster import doctor as cluster_doctor
 from hpml.pipelines.commands import measurable
 from hpml.pipelines.engine import run_record
-from hpml.pipelines.engine.cache_keys import Material
+from hpml.pipelines.engine.cache_keys import CacheKeyInputs
 from hpml.pipelines.engine.execution import Execution, Settings, forecast
 from hpml.pipelines.engine.run_record import RunRecord, StepRecord
 from hpml.pipelines.executors import cluster_job
-from hpml.pipelines.executors.base import Ended, Place
-from hpml.pipelines.executors.cluster_job import Attendant, End, job_body
+from hpml.pipelines.executors.base import Ended, Executor
+from hpml.pipelines.executors.cluster_job import End, JobRunner, job_body
 from hpml.pipelines.executors.kubernetes import Jobs
 from hpml.pipelines.plan import Plan, trace
 from hpml.targets import Onnx
@@ -150,7 +150,7 @@ def environment(pod: Json) -> dict[str, str]:
 
 
 def test_it_is_a_place(open_jobs: Callable[..., Bench]) -> None:
-    place: Place = open_jobs().jobs
+    place: Executor = open_jobs().jobs
     assert place.cpus is None
     assert place.tracks
 
@@ -171,7 +171,7 @@ def test_the_output_of_a_step_is_parted_into_log_and_events(
 def test_what_a_pod_is_told(open_jobs: Callable[..., Bench], cluster: FakeJobs) -> None:
     bench = open_jobs("cluster.queue=gpus", "cluster.stages.prepare.timeout_s=77")
     cluster.runs_pods = False
-    bench.jobs._surroundings = _Everywhere()  # type: ignore[assignment]
+    bench.jobs._runtime_environment = _Everywhere()  # type: ignore[assignment]
     bench.start("prepare", licence="costs $(AWS_SECRET_ACCESS_KEY)")
     job = _wait_for(lambda: next(iter(cluster.jobs.values()), None))
     assert job["spec"]["activeDeadlineSeconds"] == 77
@@ -239,7 +239,7 @@ def test_a_run_that_is_not_tracked_tells_its_pods_no_run(
 
 
 class _Everywhere(dict[str, Any]):
-    """Surroundings that need not be asked for."""
+    """RuntimeEnvironment that need not be asked for."""
 
     def __contains__(self, key: object) -> bool:
         return True
@@ -339,7 +339,7 @@ def test_an_image_that_cannot_be_had_is_given_up_and_said_meanwhile(
     open_jobs: Callable[..., Bench], cluster: FakeJobs, listener: Listener
 ) -> None:
     bench = open_jobs()
-    bench.jobs.surroundings("prepare")
+    bench.jobs.runtime_environment("prepare")
     cluster.runs_pods = False
     bench.start("prepare")
     job = _wait_for(lambda: cluster.jobs.get(f"prepare-{RUN}"))
@@ -359,7 +359,7 @@ def test_room_is_waited_for_until_the_deadline(
     open_jobs: Callable[..., Bench], cluster: FakeJobs, listener: Listener
 ) -> None:
     bench = open_jobs()
-    bench.jobs.surroundings("prepare")
+    bench.jobs.runtime_environment("prepare")
     cluster.runs_pods = False
     bench.start("prepare")
     job = _wait_for(lambda: cluster.jobs.get(f"prepare-{RUN}"))
@@ -385,7 +385,7 @@ def test_another_image_of_the_same_name_is_refused(
     open_jobs: Callable[..., Bench], cluster: FakeJobs
 ) -> None:
     bench = open_jobs()
-    assert bench.jobs.surroundings("prepare").image == DIGEST
+    assert bench.jobs.runtime_environment("prepare").image == DIGEST
     cluster.image = "cd" * 32
     bench.start("prepare")
     bench.end()
@@ -396,7 +396,7 @@ def test_another_image_of_the_same_name_is_refused(
 
 def test_an_outage_of_the_api_loses_no_line(open_jobs: Callable[..., Bench], cluster: FakeJobs) -> None:
     bench = open_jobs()
-    bench.jobs.surroundings("prepare")
+    bench.jobs.runtime_environment("prepare")
 
     def program(pod: Json, write: Write, stop: threading.Event) -> int:
         for number in range(60):
@@ -422,7 +422,7 @@ def test_a_cluster_that_is_lost_fails_the_step(
 ) -> None:
     monkeypatch.setattr("hpml.pipelines.executors.kubernetes._PATIENCE_S", 0.3)
     bench = open_jobs()
-    bench.jobs.surroundings("prepare")
+    bench.jobs.runtime_environment("prepare")
 
     def program(pod: Json, write: Write, stop: threading.Event) -> int:
         cluster.outage.set()
@@ -531,16 +531,16 @@ def test_what_a_step_could_not_tell_mlflow_is_left_for_the_next(
 def test_an_image_is_asked_once_for_all_alike(open_jobs: Callable[..., Bench], cluster: FakeJobs) -> None:
     bench = open_jobs()
     for stage in ("prepare", "report", "train", "select", "compress"):
-        assert bench.jobs.surroundings(stage).hardware == cluster.about["hardware"]
+        assert bench.jobs.runtime_environment(stage).hardware == cluster.about["hardware"]
     assert len(cluster.jobs) == 2  # one CPU, and two
     assert not cluster.all("jobs")
-    assert bench.jobs.surroundings("prepare").version("Torch_Pruning")
+    assert bench.jobs.runtime_environment("prepare").version("Torch_Pruning")
 
 
 def test_an_image_with_other_code_is_refused(open_jobs: Callable[..., Bench], cluster: FakeJobs) -> None:
     cluster.about = {**cluster.about, "source": "another"}
     with pytest.raises(ConfigInvalid, match="other code than this installation"):
-        open_jobs().jobs.surroundings("prepare")
+        open_jobs().jobs.runtime_environment("prepare")
 
 
 @pytest.mark.parametrize("said", [{"hello": "world"}, ["no", "mapping"], 3])
@@ -549,7 +549,7 @@ def test_an_image_that_is_not_ours_is_named(
 ) -> None:
     cluster.about = said
     with pytest.raises(Unavailable, match=r"hpml-cpu:.* does not say what it holds"):
-        open_jobs().jobs.surroundings("prepare")
+        open_jobs().jobs.runtime_environment("prepare")
 
 
 @pytest.mark.parametrize(
@@ -714,7 +714,7 @@ def test_an_engine_of_a_run_is_brought_here_to_be_measured(
     engine = run_stage_once(export.run, Onnx(), model=small_model, data=digits_data)
     delivered = bench.jobs.store.incoming("export-onnx")
     storage.upload(engine.path, delivered)
-    digest = bench.jobs.store.accept(delivered, "the-key", Material({}), "export-onnx")
+    digest = bench.jobs.store.accept(delivered, "the-key", CacheKeyInputs({}), "export-onnx")
     step = StepRecord(stage="export", status="done", key="the-key", digest=digest)
     record = RunRecord(
         id=RUN,
@@ -775,8 +775,8 @@ def test_what_we_do_is_what_the_role_of_the_manifests_grants() -> None:
 def test_an_attendant_that_is_stopped_before_its_job_exists_deletes_it(cluster: FakeJobs) -> None:
     template = {"metadata": {"labels": {}}, "spec": {"containers": [{"name": "step", "command": ["x"]}]}}
     body = job_body("early", template, labels={}, timeout_s=10, keep_s=60)
-    attendant = Attendant(kube.connect("hpml"), body, 10, 1, print, print)
+    job_runner = JobRunner(kube.connect("hpml"), body, 10, 1, print, print)
     cluster.runs_pods = False
-    attendant.stop()
-    assert attendant.attend() == End(ExitCode.TERMINATED, "it was stopped")
+    job_runner.stop()
+    assert job_runner.attend() == End(ExitCode.TERMINATED, "it was stopped")
     assert not cluster.all("jobs")

@@ -20,14 +20,14 @@ from hpml.core.errors import ExitCode, StageFailed
 from hpml.io import storage
 from hpml.pipelines.__main__ import main
 from hpml.pipelines.cluster import store as cluster_store
-from hpml.pipelines.engine.cache_keys import Material
+from hpml.pipelines.engine.cache_keys import CacheKeyInputs
 from hpml.pipelines.engine.garbage import Needed
 from hpml.pipelines.engine.object_store import ObjectStore
 from hpml.pipelines.engine.store import Store
 from hpml.pipelines.executors.base import ArtifactStore
 
 URI = "s3://shelf/of/ours"
-MATERIAL = Material({"stage": "x:run", "config": {"value": 1}})
+MATERIAL = CacheKeyInputs({"stage": "x:run", "config": {"value": 1}})
 LINEAGE = Lineage(
     stage="x",
     code_digest="",
@@ -100,7 +100,7 @@ def test_it_is_an_artifact_store(open_store: Callable[..., ObjectStore]) -> None
     store: ArtifactStore = open_store()
     with store.in_use():
         assert store.lookup("0" * 64) is None
-        assert store.last_material("step") is None
+        assert store.last_key_inputs("step") is None
 
 
 def test_what_one_workspace_accepted_another_finds(
@@ -112,7 +112,7 @@ def test_what_one_workspace_accepted_another_finds(
     theirs = open_store("another")
     assert theirs.lookup("key") == digest
     assert theirs.location(digest) == uri
-    assert theirs.last_material("step") == MATERIAL
+    assert theirs.last_key_inputs("step") == MATERIAL
     assert theirs.manifest(digest).metrics == {"m": 2.0}
     assert json.loads(storage.read_text(f"{URI}/keys/key.json"))["uri"] == uri
 
@@ -125,7 +125,7 @@ def test_what_is_incomplete_is_handed_on_and_made_again(
     assert storage.exists(f"{ours.location(digest)}/deep/text")
     for store in (ours, theirs):
         assert store.lookup("key") is None and store.incomplete("key") == "busy"
-        assert store.last_material("step") == MATERIAL
+        assert store.last_key_inputs("step") == MATERIAL
     storage.write_text(f"{ours.scratch('key')}/checkpoints-1/round", "x")
     needed = Needed(digests=frozenset({digest}), keys=frozenset({"key"}))
     assert ours.collect(needed, grace_s=-1) == []

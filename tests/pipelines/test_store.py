@@ -11,7 +11,7 @@ from noop_stages import Number, add, start
 from hpml.components.__main__ import Job, execute
 from hpml.components.register.references import References
 from hpml.core.errors import StageFailed, Unavailable
-from hpml.pipelines.engine.cache_keys import Material
+from hpml.pipelines.engine.cache_keys import CacheKeyInputs
 from hpml.pipelines.engine.garbage import Needed, Removed
 from hpml.pipelines.engine.store import Store, copy_out
 
@@ -25,14 +25,14 @@ def deliver(store: Store, value: int, key: str) -> str:
     place = Path(store.incoming("number"))
     config = Number(value=value).model_dump(mode="json")
     execute(Job(run=f"{start.__module__}:start", config=config, inputs={}, out=str(place)))
-    return store.accept(str(place), key, Material({"value": value}), "number")
+    return store.accept(str(place), key, CacheKeyInputs({"value": value}), "number")
 
 
 def test_the_same_content_is_kept_once_and_found_by_both_keys(store: Store) -> None:
     assert deliver(store, 1, "a") == deliver(store, 1, "b") == store.lookup("a") == store.lookup("b")
     assert len(list((store.root / "objects").iterdir())) == 1
     assert list((store.root / "incoming").iterdir()) == []
-    assert store.last_material("number") == Material({"value": 1})
+    assert store.last_key_inputs("number") == CacheKeyInputs({"value": 1})
 
 
 def test_a_key_whose_artifact_is_damaged_is_a_miss_and_is_mended(store: Store) -> None:

@@ -9,8 +9,8 @@ from typing import Any
 import pytest
 
 from hpml.pipelines import recipe
-from hpml.pipelines.engine import cache_keys as provenance
-from hpml.pipelines.engine.cache_keys import Material, Surroundings, code_of, material_of
+from hpml.pipelines.engine import cache_keys
+from hpml.pipelines.engine.cache_keys import CacheKeyInputs, RuntimeEnvironment, cache_key_inputs, code_of
 from hpml.pipelines.graph import graph
 from hpml.pipelines.plan import Plan, trace
 
@@ -63,7 +63,7 @@ def test_libraries_beside_us_are_told_by_their_version_and_not_read(
     """As in site-packages."""
     ours = {"hpml/__init__.py": "", "hpml/train/__init__.py": "import torch"}
     write(tmp_path, {**ours, "torch/__init__.py": "from . import nn", "torch/nn.py": ""})
-    monkeypatch.setattr(provenance, "_ROOT", tmp_path)
+    monkeypatch.setattr(cache_keys, "_ROOT", tmp_path)
     code = code_of.__wrapped__("hpml.train")
     assert set(code.modules) == {"hpml", "hpml.train"}
     assert code.libraries == {"torch": "torch"}
@@ -78,30 +78,30 @@ def plan() -> Plan:
 
 def materials(
     folder: Path, files: Mapping[str, str], *, threads: int = 2, kernels: Mapping[str, str] | None = None
-) -> dict[str, Material]:
+) -> dict[str, CacheKeyInputs]:
     """Of every step, as if all inputs had the same content."""
     paths, steps = write(folder, files), plan()
-    surroundings = Surroundings(
+    runtime_environment = RuntimeEnvironment(
         "3.12",
         {"cpu": "x", "cpu_flags": "avx2", "cpus": "2", "gpus": ""},
         lambda name: "1.0" if name == "timm" else "",
         kernels=kernels or {},
     )
     return {
-        name: material_of(
+        name: cache_key_inputs(
             node,
             {},
             ancestors=steps.needed_for(name).nodes.values(),
             import_paths=paths,
             registry="",
-            surroundings=surroundings,
+            runtime_environment=runtime_environment,
             threads=threads,
         )
         for name, node in steps.nodes.items()
     }
 
 
-def changed(before: Mapping[str, Material], after: Mapping[str, Material]) -> set[str]:
+def changed(before: Mapping[str, CacheKeyInputs], after: Mapping[str, CacheKeyInputs]) -> set[str]:
     stages = {name: node.stage for name, node in plan().nodes.items()}
     return {stages[name] for name in before if before[name].key != after[name].key}
 
@@ -113,8 +113,30 @@ def test_an_edit_of_the_users_network_reaches_every_step_that_builds_it(tmp_path
     built = changed(before, after)
     assert {"train", "compress", "export", "benchmark", "diagnose"} <= built
     assert not built & {"prepare", "ceilings", "report", "select", "register"}
-    reasons = provenance.explain(after["compress-quantize"], before["compress-quantize"])
+    reasons = cache_keys.explain(after["compress-quantize"], before["compress-quantize"])
     assert [reason.partition(" changed")[0] for reason in reasons] == ["your code: mynets.blocks"]
+
+
+def test_words_and_layout_are_no_part_of_the_key(tmp_path: Path) -> None:
+    said = '"""A net."""\ndef net():\n    """Make it."""  # slowly\n    return f(1,\n        2)\n'
+    unsaid = "# Nets.\ndef net():\n    return f(1, 2)\n"
+    before = materials(tmp_path / "a", {"mynets/net.py": said})
+    assert not changed(before, materials(tmp_path / "b", {"mynets/net.py": unsaid}))
+    assert changed(before, materials(tmp_path / "c", {"mynets/net.py": unsaid.replace("2", "3")}))
+
+
+def test_a_stage_depends_on_the_kinds_of_artifacts_that_it_reads_and_writes() -> None:
+    kinds = {
+        stage: {
+            name.removeprefix("hpml.artifacts.")
+            for name in code_of(f"hpml.components.{stage}.stage").modules
+            if name.startswith("hpml.artifacts.")
+        }
+        for stage in ("prepare", "train", "diagnose")
+    }
+    assert kinds["prepare"] == {"dataset", "folder", "model_input"}
+    assert not kinds["train"] & {"measurements", "diagnosis", "ceilings", "bundle", "registration", "report"}
+    assert {"diagnosis", "ceilings", "measurements"} <= kinds["diagnose"]
 
 
 def test_what_the_users_network_imports_is_part_of_the_key(tmp_path: Path) -> None:
@@ -129,12 +151,12 @@ def test_the_same_place_makes_the_same_keys(tmp_path: Path) -> None:
 def test_threads_are_named_where_the_last_digit_depends_on_them(tmp_path: Path) -> None:
     before, after = materials(tmp_path, {}, threads=2), materials(tmp_path, {}, threads=4)
     assert changed(before, after) == {"train", "compress"}
-    assert provenance.explain(after["train"], before["train"]) == ["arithmetic: threads changed: 2 -> 4"]
+    assert cache_keys.explain(after["train"], before["train"]) == ["arithmetic: threads changed: 2 -> 4"]
 
 
 def test_kernels_that_the_user_asks_for_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("OPENBLAS_CORETYPE", "Haswell")
-    kernels = provenance.here().kernels
+    kernels = cache_keys.here().kernels
     assert kernels["OPENBLAS_CORETYPE"] == "Haswell"
     touched = changed(materials(tmp_path, {}), materials(tmp_path, {}, kernels=kernels))
     assert {"train", "compress", "benchmark"} <= touched
