@@ -831,16 +831,14 @@ def diagnose(
         options = benches.BenchOptions(threads=threads, budget_s=budget_s)
         sizes = measurable.parse_sizes(dims or ())
         with console.watcher() as watcher:
-            found, ceilings = diagnose_file.diagnose(
-                home, Path(run), sizes, options, watcher, limit_s=limit_s
-            )
+            found, peaks = diagnose_file.diagnose(home, Path(run), sizes, options, watcher, limit_s=limit_s)
         variant = run
     else:
         record = run_record.load(home, run)
-        found, ceilings = diagnosis.find(home, record), None
+        found, peaks = diagnosis.find(home, record), None
     if output in ("markdown", "html"):
-        ceilings = ceilings or diagnosis.ceilings_of(home, record)
-        diagnosis.show_document(f"Run {run}", found, ceilings, variant, output)
+        peaks = peaks or diagnosis.peaks_of(home, record)
+        diagnosis.show_document(f"Run {run}", found, peaks, variant, output)
     else:
         diagnosis.show(found, variant, output)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypeVar
 
 from hpml.components.benchmark import stage as benchmark
-from hpml.components.ceilings import stage as ceilings
+from hpml.components.bundle import stage as bundle
 from hpml.components.compress import stage as compress
-from hpml.components.deploy import stage as deploy
 from hpml.components.diagnose import stage as diagnose
 from hpml.components.export import stage as export
+from hpml.components.peaks import stage as peaks
 from hpml.components.prepare import stage as prepare
 from hpml.components.register import stage as register
 from hpml.components.report import stage as report
@@ -38,8 +38,8 @@ def graph(step: Step[Handle], recipe: Recipe) -> None:
         for target in recipe.targets:  # Onnx(...), TensorRT(...)
             engines[f"{variant}/{target.label}"] = step(export.run, target, model=model, data=data)
     measured = step(benchmark.run, recipe.benchmark, engines=engines, data=data)  # interleaved, once
-    roofs = step(ceilings.run, recipe.ceilings)
-    why = step(diagnose.run, recipe.diagnose, engines=engines, measured=measured, ceilings=roofs, data=data)
+    roofs = step(peaks.run, recipe.peaks)
+    why = step(diagnose.run, recipe.diagnose, engines=engines, measured=measured, peaks=roofs, data=data)
     step(
         report.run,
         recipe.goals,
@@ -47,9 +47,9 @@ def graph(step: Step[Handle], recipe: Recipe) -> None:
         engines=engines,
         models=models,
         data=data,
-        ceilings=roofs,
+        peaks=roofs,
         diagnosis=why,
     )
     chosen = step(select.run, recipe.goals, measured=measured, engines=engines)
     version = step(register.run, recipe.registry, engine=chosen, measured=measured)
-    step(deploy.run, recipe.deploy, engine=chosen, version=version)
+    step(bundle.run, recipe.bundle, engine=chosen, version=version)

@@ -9,10 +9,10 @@ from typing import Annotated, Any
 
 from pydantic import BaseModel, Field, StringConstraints
 
-from hpml.components.ceilings.config import CeilingsConfig
+from hpml.components.bundle.config import BundleConfig
 from hpml.components.compress import AnyMethod
-from hpml.components.deploy.config import DeployConfig
 from hpml.components.diagnose.config import DiagnoseConfig
+from hpml.components.peaks.config import PeaksConfig
 from hpml.components.prepare.sources import AnySource
 from hpml.components.register.config import RegisterConfig
 from hpml.components.train.config import TrainConfig
@@ -24,7 +24,7 @@ from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.goals import Goals
 from hpml.pipelines.cluster.config import ClusterConfig
 from hpml.pipelines.engine.run_record import RunRecord
-from hpml.pipelines.retired import drop_retired, tell
+from hpml.pipelines.retired import SECTIONS, drop_retired, rename_sections, tell, tell_renamed
 from hpml.targets import AnyTarget
 
 STORED = "recipe.yaml"  # in the folder of a run
@@ -48,11 +48,11 @@ class Recipe(Config):
         min_length=1,
     )
     benchmark: BenchmarkConfig = BenchmarkConfig()
-    ceilings: CeilingsConfig = CeilingsConfig()
+    peaks: PeaksConfig = PeaksConfig()
     diagnose: DiagnoseConfig = DiagnoseConfig()
     goals: Goals = Goals()
     registry: RegisterConfig = RegisterConfig()
-    deploy: DeployConfig = DeployConfig()
+    bundle: BundleConfig = BundleConfig()
     cluster: ClusterConfig = ClusterConfig()
 
 
@@ -77,18 +77,33 @@ def load(file: Path, overrides: tuple[str, ...] = (), *, say_retired: bool = Tru
     Raises ConfigInvalid that names the key.
     """
     fields = _parse(_read(file), file)
+    renamed = rename_sections(fields, where=str(file))
     retired = drop_retired(fields)
     fields.setdefault("name", re.sub(r"[^A-Za-z0-9_-]+", "-", file.stem).strip("-")[:63] or "model")
     if overrides:
+        overrides, of_overrides = _as_called_now(overrides)
+        renamed += of_overrides
         fields = with_overrides(Recipe, fields, overrides, where=str(file))
         retired += drop_retired(fields)
     if say_retired:
+        tell_renamed(renamed)
         tell(retired)
     recipe: Recipe = validate(Recipe, fields, where=str(file))
     if not recipe.registry.model_name:
         named = recipe.registry.model_copy(update={"model_name": recipe.name})
         recipe = recipe.model_copy(update={"registry": named})
     return LoadedRecipe(_with_absolute_paths(recipe, file.resolve().parent), file.resolve())
+
+
+def _as_called_now(overrides: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:
+    """The overrides with the sections that they change by the names of now, and which had another."""
+    called, renamed = [], []
+    for override in overrides:
+        section, separator, rest = re.match(r"([^.=]*)([.=]?)(.*)", override, re.DOTALL).groups()  # type: ignore[union-attr]
+        if section in SECTIONS:
+            renamed.append(section)
+        called.append(f"{SECTIONS.get(section, section)}{separator}{rest}")
+    return tuple(called), renamed
 
 
 def load_of_run(home: Path, record: RunRecord, overrides: tuple[str, ...] = ()) -> LoadedRecipe:

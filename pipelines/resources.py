@@ -46,7 +46,7 @@ RESOURCES: dict[str, Resources] = {
         cpus=None, preload=("torch",), rounds_by_threads=True, memory="2Gi", checkpoints=True
     ),
     "export": Resources(preload=("torch",), hardware_bound=True, memory="2Gi"),
-    "ceilings": Resources(
+    "peaks": Resources(
         cpus=None,
         exclusive=True,
         preload=("torch",),
@@ -73,7 +73,7 @@ RESOURCES: dict[str, Resources] = {
     "report": Resources(deliver="report", only_shows=True),
     "select": Resources(),
     "register": Resources(registry=True),
-    "deploy": Resources(deliver="bundle"),
+    "bundle": Resources(deliver="bundle"),
 }
 
 

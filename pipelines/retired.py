@@ -1,10 +1,12 @@
-"""What recipes and command lines may still name although it no longer does anything: said, then left out."""
+"""What recipes and command lines may still name: what does nothing now, and what is called otherwise."""
 
 from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Mapping
 from typing import Any
+
+from hpml.core.errors import ConfigInvalid
 
 _ONLY_UNDISTURBED = (
     "what was disturbed is never in the figures, and what has too few is not measured"
@@ -24,6 +26,10 @@ KEYS: Mapping[str, str] = {  # of a recipe -> what took its place
     "benchmark.requests_per_round": _SLICES,
     "benchmark.images_per_round": _SLICES,
 }
+SECTIONS: Mapping[str, str] = {
+    "ceilings": "peaks",
+    "deploy": "bundle",
+}  # of a recipe -> as they are called now
 OPTIONS: Mapping[str, str] = {  # of the command
     "--allow-noise": _ONLY_UNDISTURBED,
     "--requests": _SLICES,
@@ -42,6 +48,29 @@ def drop_retired(fields: dict[str, Any]) -> list[str]:
             del section[name]
             found.append(key)
     return found
+
+
+def rename_sections(fields: dict[str, Any], *, where: str) -> list[str]:
+    """Give the sections of a recipe the names that they have now; returns which had another.
+
+    Raises ConfigInvalid for a section that is there by both names.
+    """
+    found = [name for name in SECTIONS if name in fields]
+    for name in found:
+        if SECTIONS[name] in fields:
+            raise ConfigInvalid(
+                f"{where} has both {name} and {SECTIONS[name]}",
+                why=f"{SECTIONS[name]} is what {name} is called now",
+                fix=f"put what you want into {SECTIONS[name]}",
+            )
+        fields[SECTIONS[name]] = fields.pop(name)
+    return found
+
+
+def tell_renamed(names: Iterable[str]) -> None:
+    """Say on stderr how sections of a recipe are called now: a line each."""
+    for name in dict.fromkeys(names):
+        print(f"{name} in a recipe is called {SECTIONS[name]} now", file=sys.stderr)
 
 
 def tell(names: Iterable[str]) -> None:

@@ -114,7 +114,7 @@ def test_each_layer_imports_what_stands_below_it(imports: dict[str, set[str]]) -
 
 
 def test_a_stage_imports_no_other(modules: list[Module]) -> None:
-    may_import = {"deploy": {"kubernetes"}, "register": {"mlflow"}}
+    may_import = {"bundle": {"kubernetes"}, "register": {"mlflow"}}
     forbidden = []
     for module in modules:
         stage = module.stage
@@ -171,8 +171,8 @@ def test_few_components_read_the_environment(modules: list[Module]) -> None:
         "hpml/io/storage.py",
         "hpml/io/tracking.py",
         "hpml/core/process.py",
-        "components/deploy/standalone.py",  # a bundle's own script: it and the README turn telemetry off
-        "components/deploy/readme.py",
+        "components/bundle/standalone.py",  # a bundle's own script: it and the README turn telemetry off
+        "components/bundle/readme.py",
         "hpml/training/distributed.py",
     }
     found = [

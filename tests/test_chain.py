@@ -136,7 +136,7 @@ def test_dry_run_says_what_would_run_and_why(hpml: Command) -> None:
     assert steps["prepare"]["outcome"] == "cached"
     assert steps["train"]["outcome"] == "would run"
     assert steps["train"]["reasons"] == ["config: epochs changed: 4 -> 5"]
-    assert steps["deploy"]["outcome"] == "depends"
+    assert steps["bundle"]["outcome"] == "depends"
 
 
 def test_status_logs_and_explain(hpml: Command) -> None:

@@ -24,7 +24,7 @@ goals: {max_accuracy_drop: 0.01}
 QUICK = [
     "train.epochs=1",
     "train.model.arguments={width: 8}",
-    "ceilings={gemm_sizes: [64], rounds: 5, time_budget_s: 1}",
+    "peaks={gemm_sizes: [64], rounds: 5, time_budget_s: 1}",
     "benchmark={rounds: 5, launches: 2, slice_ms: 2, precision: 0.9, batch_sizes: [1]}",
     "benchmark.scenarios=[SingleStream]",
     "benchmark.concurrency=[1]",

@@ -9,13 +9,13 @@ from typing import TYPE_CHECKING, cast
 
 import numpy as np
 
-from hpml.artifacts.ceilings import CeilingsSpec
 from hpml.artifacts.core_state import CoreState
 from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.diagnosis import DiagnosisSpec, EngineDiagnosis, LayerFigures
 from hpml.artifacts.engine import EngineSpec, build_of
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
+from hpml.artifacts.peaks import PeaksSpec
 from hpml.components.diagnose.config import DiagnoseConfig
 from hpml.components.diagnose.facts import Facts, Peer, why_not_measured
 from hpml.components.diagnose.layers import Profile
@@ -45,7 +45,7 @@ def examine(
     config: DiagnoseConfig,
     engines: Engines,
     measured: MeasurementsSpec,
-    ceilings: CeilingsSpec,
+    peaks: PeaksSpec,
     data: Artifact[DatasetSpec],
     out: Output,
 ) -> Result[DiagnosisSpec]:
@@ -62,7 +62,7 @@ def examine(
         if not reason:
             device, threads = _device(engine.spec), threads_of(measured.engines[name], measured)
             under = (device, threads if device == "cpu" else 1)
-            roofs.setdefault(under, Roofs(ceilings, threads=threads, device=device))
+            roofs.setdefault(under, Roofs(peaks, threads=threads, device=device))
             try:
                 profile = _profiled(config, engine, threads, data, out)
                 facts = facts_of(name, built, measured, profile, roofs[under])
@@ -85,11 +85,11 @@ def examine(
 
 
 def above_roof(facts: Facts) -> Iterator[str]:
-    """Why some shares of a ceiling are not given."""
+    """Why some shares of a peak are not given."""
     above = [judged.layer.name for judged in facts.layers if judged.is_above_roof]
     if above:
         yield (
-            f"{len(above)} of {len(facts.layers)} layers were faster than the ceilings measured here, "
+            f"{len(above)} of {len(facts.layers)} layers were faster than the peaks measured here, "
             f"such as {above[0]}: these are too low for them, and a share of them is not given"
         )
 

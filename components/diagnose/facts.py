@@ -11,7 +11,7 @@ from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
 from hpml.components.diagnose.layers import Profile
 from hpml.components.diagnose.roofs import Bound, Device, Judged
 
-# Work that the ceilings allow to be done in less: starting a kernel and waking its threads takes as long.
+# Work that the peaks allow to be done in less: starting a kernel and waking its threads takes as long.
 _TINY_US = 2.0
 
 
@@ -36,7 +36,7 @@ class Facts:
 
     spec: what it was built as; of a bare file, which does not say it, the figures stand in. time_us: p50 of
     the benchmark at batch 1, with `threads` threads while the cores were in `states`, nearest first. device:
-    what it runs on, whose ceilings the layers are under. peaks: the fastest
+    what it runs on, whose peaks the layers are under. peaks: the fastest
     GEMM of each precision, Gflop/s. lanes: fp32 numbers in a vector of this CPU; None on a GPU. unquantized:
     the engine of the same network before it was quantized; unpruned: that of the network before channels were
     removed, in the same precision; both on the same target.
@@ -111,7 +111,7 @@ class Facts:
 
     @property
     def computes_more_than_it_moves(self) -> bool:
-        """Whether the ceilings give more of the time to arithmetic than to memory."""
+        """Whether the peaks give more of the time to arithmetic than to memory."""
         return sum(judged.compute_us or 0.0 for judged in self.layers) >= sum(
             judged.memory_us or 0.0 for judged in self.layers
         )

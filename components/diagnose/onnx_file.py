@@ -8,10 +8,10 @@ from typing import Any
 
 import numpy as np
 
-from hpml.artifacts.ceilings import CeilingsSpec
 from hpml.artifacts.core_state import CoreState
 from hpml.artifacts.diagnosis import EngineDiagnosis
 from hpml.artifacts.measurements import EngineFigures
+from hpml.artifacts.peaks import PeaksSpec
 from hpml.components.diagnose import onnx_profile
 from hpml.components.diagnose.config import DiagnoseConfig
 from hpml.components.diagnose.examine import above_roof, diagnosis_of, facts_of_file
@@ -22,7 +22,7 @@ from hpml.targets.onnx_session import single_requests
 
 # Remedies that a recipe has otherwise.
 _REMEDIES = {
-    "near-arithmetic-ceiling": "only less arithmetic makes it faster: int8 where it is not yet (hpml "
+    "near-arithmetic-peak": "only less arithmetic makes it faster: int8 where it is not yet (hpml "
     "quantize), or a network with fewer channels",
     "memory": "move fewer bytes: int8 (hpml quantize), smaller activations, elementwise steps that can be "
     "fused",
@@ -38,13 +38,13 @@ def diagnose(
     inputs: str,
     figures: dict[str, Any],
     states: list[dict[str, Any]],
-    ceilings: dict[str, Any],
+    peaks: dict[str, Any],
     threads: int,
 ) -> dict[str, Any]:
-    """Profile `file` and judge it under `ceilings`.
+    """Profile `file` and judge it under `peaks`.
 
-    inputs: an .npz file of its inputs by name. figures, states, ceilings: an `EngineFigures` with its
-    latency, each `CoreState` of the measurement, and a `CeilingsSpec`. Answers an `EngineDiagnosis` and notes
+    inputs: an .npz file of its inputs by name. figures, states, peaks: an `EngineFigures` with its
+    latency, each `CoreState` of the measurement, and a `PeaksSpec`. Answers an `EngineDiagnosis` and notes
     on it.
     """
     config = DiagnoseConfig()
@@ -54,7 +54,7 @@ def diagnose(
         profile = onnx_profile.profile(
             Path(file), cycled, threads=threads, config=config, scratch=Path(scratch)
         )
-    roofs = Roofs(validate(CeilingsSpec, ceilings, where="the ceilings"), threads=threads)
+    roofs = Roofs(validate(PeaksSpec, peaks, where="the peaks"), threads=threads)
     measured: EngineFigures = validate(EngineFigures, figures, where="the figures")
     seen: tuple[CoreState, ...] = tuple(
         validate(CoreState, state, where="a state of the cores") for state in states

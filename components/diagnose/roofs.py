@@ -1,4 +1,4 @@
-"""The roofline model on measured ceilings: the least time that a layer can take on this machine.
+"""The roofline model on measured peaks: the least time that a layer can take on this machine.
 
 After S. Williams, A. Waterman and D. Patterson, "Roofline: an insightful visual performance model for
 multicore architectures", CACM 52 (2009), with one slope for each level of the memory.
@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from hpml.artifacts.ceilings import CeilingsSpec, Roof
+from hpml.artifacts.peaks import PeaksSpec, Roof
 from hpml.components.diagnose.layers import Layer
 
 Bound = Literal["compute", "memory", "overhead"]
@@ -23,7 +23,7 @@ EXPLAINED = 0.5
 class Judged:
     """A layer under the roofs. compute_us, memory_us: the least time for its FLOPs, and for its bytes.
 
-    They are None where the machine has no stable ceiling for it.
+    They are None where the machine has no stable peak for it.
     """
 
     layer: Layer
@@ -32,7 +32,7 @@ class Judged:
 
     @property
     def roof_us(self) -> float | None:
-        """The least time that the ceilings allow."""
+        """The least time that the peaks allow."""
         if self.compute_us is None or self.memory_us is None:
             return None
         return max(self.compute_us, self.memory_us)
@@ -44,7 +44,7 @@ class Judged:
 
     @property
     def is_above_roof(self) -> bool:
-        """Whether it was faster than the ceilings allow: then they are too low to be its ceilings."""
+        """Whether it was faster than the peaks allow: then they are too low to be its peaks."""
         if self.roof_us is None or not self.layer.flops or not self.layer.time_us:
             return False
         return self.roof_us > self.layer.time_us
@@ -58,14 +58,14 @@ class Judged:
 
     @property
     def excess_us(self) -> float:
-        """The time beyond what the ceilings allow; all of it where they are unknown."""
+        """The time beyond what the peaks allow; all of it where they are unknown."""
         return max(0.0, self.layer.time_us - (self.roof_us or 0.0))
 
 
 def share_of_roof(roof_us: float | None, time_us: float) -> float | None:
-    """The least time that the ceilings allow as a share of the measured one.
+    """The least time that the peaks allow as a share of the measured one.
 
-    None where one is unknown, and above 1: what was faster than a ceiling shows that the ceiling is too low.
+    None where one is unknown, and above 1: what was faster than a peak shows that the peak is too low.
     """
     if roof_us is None or not time_us or roof_us > time_us:
         return None
@@ -84,24 +84,24 @@ def bound_of(
 
 
 class Roofs:
-    """The ceilings of this machine's CPU with `threads` threads, or of its GPU.
+    """The peaks of this machine's CPU with `threads` threads, or of its GPU.
 
     Where one was not stable something stands in for it, and `notes` say what.
     """
 
-    def __init__(self, ceilings: CeilingsSpec, *, threads: int, device: Device = "cpu") -> None:
+    def __init__(self, peaks: PeaksSpec, *, threads: int, device: Device = "cpu") -> None:
         self.device = device
-        self._ceilings, self._threads = ceilings, threads if device == "cpu" else 1
+        self._peaks, self._threads = peaks, threads if device == "cpu" else 1
         # Sorted by size, so that the first that holds some bytes is the smallest.
         self._levels = sorted(
-            (point.working_set_bytes, point.level) for point in ceilings.bandwidths if point.device == device
+            (point.working_set_bytes, point.level) for point in peaks.bandwidths if point.device == device
         )
 
     def _arithmetic(self, precision: str) -> Roof | None:
-        return self._ceilings.arithmetic_roof(precision, threads=self._threads, device=self.device)
+        return self._peaks.arithmetic_roof(precision, threads=self._threads, device=self.device)
 
     def _bandwidth(self, level: str) -> Roof | None:
-        return self._ceilings.bandwidth_roof(level, threads=self._threads, device=self.device)
+        return self._peaks.bandwidth_roof(level, threads=self._threads, device=self.device)
 
     def gflop_per_s(self, precision: str) -> float | None:
         """The fastest measured matrix product."""
@@ -124,7 +124,7 @@ class Roofs:
     def sign_rates(self) -> tuple[float, float] | None:
         """Gflop/s of int8 products with signed and with unsigned activations; None unless both are known."""
         rates: dict[str, float] = {}
-        for point in self._ceilings.gemms:
+        for point in self._peaks.gemms:
             sign = point.library.rpartition(" ")[2]
             ours = (point.device, point.threads) == (self.device, self._threads)
             if sign in ("S8S8", "U8S8") and ours and point.gflop_per_s:
@@ -132,7 +132,7 @@ class Roofs:
         return (rates["S8S8"], rates["U8S8"]) if len(rates) == 2 else None
 
     def notes(self) -> tuple[str, ...]:
-        """What a reader of the shares should know: what stands in for ceilings that were not stable."""
+        """What a reader of the shares should know: what stands in for peaks that were not stable."""
         whose = self._whose()
         roofs = {
             f"{precision} arithmetic": self._arithmetic(precision)
@@ -142,14 +142,14 @@ class Roofs:
             for level in dict.fromkeys(name for _, name in self._levels)
         }
         unknown = [what for what, roof in roofs.items() if roof is None]
-        notes = [f"ceilings of {whose} not known: {', '.join(unknown)}"] if unknown else []
+        notes = [f"peaks of {whose} not known: {', '.join(unknown)}"] if unknown else []
         for stand_in in dict.fromkeys(roof.stand_in for roof in roofs.values() if roof and roof.stand_in):
             which = [what for what, roof in roofs.items() if roof and roof.stand_in == stand_in]
-            notes.append(f"ceilings of {whose} not stable, so {stand_in} stands in: {', '.join(which)}")
+            notes.append(f"peaks of {whose} not stable, so {stand_in} stands in: {', '.join(which)}")
         if self.device == "cuda":
             notes.append(
-                "the ceilings of the GPU are those of its memory, not of its caches: "
-                "a layer that finds its data in a cache may be above its ceiling"
+                "the peaks of the GPU are those of its memory, not of its caches: "
+                "a layer that finds its data in a cache may be above its peak"
             )
         return tuple(notes)
 

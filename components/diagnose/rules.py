@@ -19,8 +19,8 @@ WORTH_IT = 0.05
 _LARGE_PART = 0.3
 _NAMED = 4  # layers in a sentence
 
-_NEAR_CEILING = 0.6  # of the ceiling; kernels on real shapes seldom come nearer than 0.8
-_FAR_FROM_CEILING = 0.25
+_NEAR_PEAK = 0.6  # of the peak; kernels on real shapes seldom come nearer than 0.8
+_FAR_FROM_PEAK = 0.25
 _CLEARLY = 0.95  # a ratio of times below it is no noise
 _FEW_CHANNELS = 4  # an image has no more
 
@@ -116,7 +116,7 @@ def _dispatch(facts: Facts) -> Evidence | None:
     if facts.dispatch_us < _LARGE_PART * facts.whole_us:
         return None
     return Evidence(
-        f"{milliseconds(facts.roof_us)} of work at the machine's ceilings in {milliseconds(facts.time_us)}: "
+        f"{milliseconds(facts.roof_us)} of work at the machine's peaks in {milliseconds(facts.time_us)}: "
         f"{len(tiny)} of {_plural(len(facts.layers), 'layer')} {_verb(len(tiny), 'have', 'has')} too little "
         f"work to pay for being started ({milliseconds(time_of(tiny))}), {_too_short(facts)}"
         f"and {milliseconds(facts.outside_us)} pass outside the layers",
@@ -129,9 +129,9 @@ def _too_short(facts: Facts) -> str:
     return f"{count} {_verb(count, 'are', 'is')} too short to be timed, " if count else ""
 
 
-def _near_arithmetic_ceiling(facts: Facts) -> Evidence | None:
+def _near_arithmetic_peak(facts: Facts) -> Evidence | None:
     share = share_of_roof(facts.roof_us, facts.whole_us)
-    if facts.bound != "compute" or share is None or share < _NEAR_CEILING:
+    if facts.bound != "compute" or share is None or share < _NEAR_PEAK:
         return None
     return Evidence(
         f"it runs at {percent(share)} of what the machine's arithmetic allows", share * facts.whole_us
@@ -151,31 +151,29 @@ def _memory(facts: Facts) -> Evidence | None:
 
 
 def _slow_kernels(facts: Facts) -> Evidence | None:
-    """Layers with enough work for the ceilings to matter that stay far below them."""
+    """Layers with enough work for the peaks to matter that stay far below them."""
     layers = [
         judged
         for judged in facts.layers
-        if not is_tiny(judged)
-        and judged.share_of_roof is not None
-        and judged.share_of_roof < _FAR_FROM_CEILING
+        if not is_tiny(judged) and judged.share_of_roof is not None and judged.share_of_roof < _FAR_FROM_PEAK
     ]
     if facts.share(layers) < _LARGE_PART:
         return None
     reached = sum(judged.roof_us or 0.0 for judged in layers) / time_of(layers)
     return Evidence(
         f"{percent(facts.share(layers))} of the time is in {_plural(len(layers), 'layer')} that "
-        f"{_verb(len(layers), 'reach', 'reaches')} {percent(reached)} of the ceiling: {_names(layers)}",
+        f"{_verb(len(layers), 'reach', 'reaches')} {percent(reached)} of the peak: {_names(layers)}",
         sum(judged.excess_us for judged in layers),
     )
 
 
-def _below_int8_ceiling(facts: Facts) -> Evidence | None:
+def _below_int8_peak(facts: Facts) -> Evidence | None:
     """int8 gained less than the machine's int8 GEMM promises over that of what was quantized."""
     if facts.unquantized is None or not {"int8", facts.unquantized.spec.precision} <= set(facts.peaks):
         return None
-    ceiling = facts.peaks["int8"] / facts.peaks[facts.unquantized.spec.precision]
+    peak = facts.peaks["int8"] / facts.peaks[facts.unquantized.spec.precision]
     reached = facts.unquantized.time_us / facts.time_us
-    if ceiling <= 1 or reached > 0.8 * ceiling:
+    if peak <= 1 or reached > 0.8 * peak:
         return None
     causes = []
     if facts.share(facts.in_fp32) >= 0.01:
@@ -189,14 +187,14 @@ def _below_int8_ceiling(facts: Facts) -> Evidence | None:
     in_int8 = [judged for judged in facts.weighted if judged.layer.precision == "int8"]
     allowed = sum(judged.roof_us or 0.0 for judged in in_int8)
     if in_int8 and allowed < time_of(in_int8):
-        causes.append(f"its int8 products reach {percent(allowed / time_of(in_int8))} of their ceiling")
+        causes.append(f"its int8 products reach {percent(allowed / time_of(in_int8))} of their peak")
     outside = facts.outside_us / facts.whole_us
     if outside >= 0.01:
         causes.append(f"{percent(outside)} outside the layers")
     because = f": {', '.join(causes)}" if causes else ""
     return Evidence(
-        f"int8 ceiling {ceiling:.1f}x, reached {reached:.1f}x against {facts.unquantized.name}{because}",
-        max(0.0, facts.time_us - facts.unquantized.time_us / ceiling),
+        f"int8 peak {peak:.1f}x, reached {reached:.1f}x against {facts.unquantized.name}{because}",
+        max(0.0, facts.time_us - facts.unquantized.time_us / peak),
     )
 
 
@@ -231,7 +229,7 @@ def _stem(facts: Facts) -> Evidence | None:
         return None
     return Evidence(
         f"the stem {first.layer.name} has {_plural(first.layer.in_channels, 'input channel')}: it reaches "
-        f"{percent(first.share_of_roof)} of its ceiling and takes {percent(facts.share([first]))} of the "
+        f"{percent(first.share_of_roof)} of its peak and takes {percent(facts.share([first]))} of the "
         "time",
         first.excess_us,
     )
@@ -397,8 +395,8 @@ RULES: tuple[Rule, ...] = (
         "serve larger batches, or use a network with fewer and wider layers; less arithmetic does not help",
     ),
     Rule(
-        "near-arithmetic-ceiling",
-        _near_arithmetic_ceiling,
+        "near-arithmetic-peak",
+        _near_arithmetic_peak,
         "only less arithmetic makes it faster: fewer channels (prune), or int8 where it is not yet",
     ),
     Rule(
@@ -412,8 +410,8 @@ RULES: tuple[Rule, ...] = (
         "give these layers shapes that suit their kernels: more channels, fewer groups, ordinary strides",
     ),
     Rule(
-        "below-int8-ceiling",
-        _below_int8_ceiling,
+        "below-int8-peak",
+        _below_int8_peak,
         "quantize what is left in fp32, and see the findings on conversions, layout and dispatch",
     ),
     Rule(

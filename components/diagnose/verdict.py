@@ -10,7 +10,7 @@ from hpml.components.diagnose.rules import WORTH_IT, Found, milliseconds, percen
 def verdict(facts: Facts, found: tuple[Found, ...]) -> str:
     """What binds the engine, then the finding that explains the most time beside it."""
     first = _bound_in_words(facts)
-    said = {"dispatch", "near-arithmetic-ceiling"}  # the first sentence says it already
+    said = {"dispatch", "near-arithmetic-peak"}  # the first sentence says it already
     explaining = (
         item.finding.sentence
         for item in found
@@ -23,16 +23,14 @@ def verdict(facts: Facts, found: tuple[Found, ...]) -> str:
 def _bound_in_words(facts: Facts) -> str:
     if facts.roof_us is None or facts.bound is None:
         whose = f"for {facts.threads} threads" if facts.device == "cpu" else "of its GPU"
-        return f"The machine has no stable ceilings {whose} to compare with"
+        return f"The machine has no stable peaks {whose} to compare with"
     time = milliseconds(facts.time_us)
     if facts.bound == "overhead":
         mostly_dispatch = facts.dispatch_us > (facts.whole_us - facts.roof_us) / 2
-        cause = "dispatch-bound" if mostly_dispatch else "bound by kernels far below their ceilings"
+        cause = "dispatch-bound" if mostly_dispatch else "bound by kernels far below their peaks"
         work = "arithmetic" if facts.computes_more_than_it_moves else "memory traffic"
         return f"{cause}: {milliseconds(facts.roof_us)} of {work} in {time}"
     share = share_of_roof(facts.roof_us, facts.time_us)
     if share is None:
-        return (
-            f"{facts.bound}-bound: {time}, faster than the ceilings measured here, which are too low for it"
-        )
-    return f"{facts.bound}-bound: {time}, {percent(share)} of the machine's ceiling"
+        return f"{facts.bound}-bound: {time}, faster than the peaks measured here, which are too low for it"
+    return f"{facts.bound}-bound: {time}, {percent(share)} of the machine's peak"

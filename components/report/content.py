@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpml.artifacts.ceilings import CeilingsSpec
 from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.diagnosis import DiagnosisSpec
 from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
 from hpml.artifacts.model import ModelSpec
+from hpml.artifacts.peaks import PeaksSpec
 from hpml.core.contract import validate
 from hpml.core.errors import StageFailed
 from hpml.measuring.goals import Decision, Goals, decide
@@ -57,7 +57,7 @@ class StepCost:
 class Content:
     """All that is shown. latency_ms: the undisturbed samples of each measured engine at batch 1.
 
-    ceilings, diagnosis: None where the run has none. over_time: None where the samples do not say when.
+    peaks, diagnosis: None where the run has none. over_time: None where the samples do not say when.
     """
 
     goals: Goals
@@ -65,7 +65,7 @@ class Content:
     measurements: MeasurementsSpec
     engines: dict[str, EngineSpec]
     data: DatasetSpec
-    ceilings: CeilingsSpec | None
+    peaks: PeaksSpec | None
     diagnosis: DiagnosisSpec | None
     left_out: Mapping[str, str]  # what the run failed to make, and why; see contract.Output
     trainings: tuple[Training, ...]
@@ -81,7 +81,7 @@ def gather(
     models: Mapping[str, Artifact[ModelSpec]],
     data: Artifact[DatasetSpec],
     *,
-    ceilings: Artifact[CeilingsSpec] | None = None,
+    peaks: Artifact[PeaksSpec] | None = None,
     diagnosis: Artifact[DiagnosisSpec] | None = None,
     left_out: Mapping[str, str] | None = None,
 ) -> Content:
@@ -99,7 +99,7 @@ def gather(
     measurements = measured.spec.model_copy(update={"engines": in_order | _not_built(left_out)})
     samples = _samples(measured, engines)
     made: list[Artifact[Any]] = [data, measured]
-    made += [artifact for artifact in (ceilings, diagnosis) if artifact]
+    made += [artifact for artifact in (peaks, diagnosis) if artifact]
     return Content(
         goals=goals,
         decision=decide(goals, measurements),
@@ -107,7 +107,7 @@ def gather(
         engines={name: engine.spec for name, engine in engines.items()},
         data=data.spec,
         trainings=_trainings(models),
-        ceilings=ceilings.spec if ceilings else None,
+        peaks=peaks.spec if peaks else None,
         diagnosis=diagnosis.spec if diagnosis else None,
         left_out=left_out,
         steps=_steps(made, engines, models),

@@ -16,7 +16,6 @@ from hpml.components.report.sections.diagnosis import diagnosis_section
 from hpml.components.report.sections.scenarios import scenarios_section
 from hpml.core.errors import Terminated
 from hpml.measuring.goals import COMPLETION, Goals, Verdict
-from hpml.reporting.ceilings import ceilings_section
 from hpml.reporting.colours import colour_classes, colour_of_training
 from hpml.reporting.costs import condition_facts, costs_section
 from hpml.reporting.elements import (
@@ -43,8 +42,9 @@ from hpml.reporting.measured import (
     state_facts,
 )
 from hpml.reporting.over_time import over_time_section
+from hpml.reporting.peaks import peaks_section
 
-_CEILINGS = "What this machine can do at most"
+_PEAKS = "What this machine can do at most"
 _OBJECTIVES = {
     "latency_ms_p50": "the least latency p50",
     "latency_ms_p99": "the least latency p99",
@@ -80,7 +80,7 @@ def page(content: Content, tell: Callable[[str], None] = lambda _: None) -> str:
         ("Training and fine-tuning", lambda: _training_section(content, classes)),
         ("Where the time went", lambda: _time_section(content)),
         ("What was exported", lambda: _engines_section(content, classes)),
-        (_CEILINGS, lambda: _ceilings_part(content)),
+        (_PEAKS, lambda: _peaks_part(content)),
         ("Data and machine", lambda: _environment_section(content)),
         ("How to read this", lambda: _reading_section(content)),
     )
@@ -106,13 +106,13 @@ def _missing(title: str, why: str) -> Element:
 def _diagnosis_part(content: Content, classes: dict[str, str]) -> Element:
     if content.diagnosis is None:
         return _missing("Why it is not faster", _not_here(content, "diagnosis"))
-    return diagnosis_section(content.diagnosis, content.ceilings, classes, content.decision.chosen)
+    return diagnosis_section(content.diagnosis, content.peaks, classes, content.decision.chosen)
 
 
-def _ceilings_part(content: Content) -> Element:
-    if content.ceilings is None:
-        return _missing(_CEILINGS, _not_here(content, "ceilings"))
-    return ceilings_section(content.ceilings)
+def _peaks_part(content: Content) -> Element:
+    if content.peaks is None:
+        return _missing(_PEAKS, _not_here(content, "peaks"))
+    return peaks_section(content.peaks)
 
 
 def _not_here(content: Content, name: str) -> str:

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from hpml.artifacts.ceilings import CeilingsSpec
 from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.diagnosis import DiagnosisSpec
 from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.measurements import MeasurementsSpec
 from hpml.artifacts.model import ModelSpec
+from hpml.artifacts.peaks import PeaksSpec
 from hpml.artifacts.report import ReportSpec
 from hpml.core.contract import Output, Result
 from hpml.measuring.goals import Goals
@@ -21,7 +21,7 @@ def run(
     engines: dict[str, Artifact[EngineSpec]],
     models: dict[str, Artifact[ModelSpec]],
     data: Artifact[DatasetSpec],
-    ceilings: Artifact[CeilingsSpec] | None = None,
+    peaks: Artifact[PeaksSpec] | None = None,
     diagnosis: Artifact[DiagnosisSpec] | None = None,
     out: Output,
 ) -> Result[ReportSpec]:
@@ -32,4 +32,4 @@ def run(
     """
     from hpml.components.report.write import write_report
 
-    return write_report(config, measured, engines, models, data, ceilings, diagnosis, out)
+    return write_report(config, measured, engines, models, data, peaks, diagnosis, out)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from hpml.artifacts.ceilings import CeilingsSpec
 from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.diagnosis import DiagnosisSpec
 from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.measurements import MeasurementsSpec
 from hpml.artifacts.model import ModelSpec
+from hpml.artifacts.peaks import PeaksSpec
 from hpml.artifacts.report import ReportSpec
 from hpml.components.report.content import gather
 from hpml.components.report.page import page, title_of
@@ -25,13 +25,13 @@ def write_report(
     engines: Mapping[str, Artifact[EngineSpec]],
     models: Mapping[str, Artifact[ModelSpec]],
     data: Artifact[DatasetSpec],
-    ceilings: Artifact[CeilingsSpec] | None,
+    peaks: Artifact[PeaksSpec] | None,
     diagnosis: Artifact[DiagnosisSpec] | None,
     out: Output,
 ) -> Result[ReportSpec]:
     """Write `report.html`, `figures.json` and `figures.csv`; see `hpml.components.report.stage.run`."""
     content = gather(
-        goals, measured, engines, models, data, ceilings=ceilings, diagnosis=diagnosis, left_out=out.left_out
+        goals, measured, engines, models, data, peaks=peaks, diagnosis=diagnosis, left_out=out.left_out
     )
     for name, text in (
         ("report.html", page(content, tell=out.note)),

@@ -17,7 +17,7 @@ class LayerFigures(Config):
     bytes: int  # weights, inputs and outputs, each once
     # a request, mean of the middle half; of ONNX Runtime less what its profiler adds: 0 if it is too short
     time_us: float
-    bound: Literal["compute", "memory", "overhead"] | None = None  # None: the machine has no ceiling for it
+    bound: Literal["compute", "memory", "overhead"] | None = None  # None: the machine has no peak for it
     share_of_roof: float | None = None  # of what the roofs allow it; None where it does no arithmetic
     nodes: tuple[str, ...] = ()  # TensorRT's: the nodes of the ONNX graph that were fused into it
     formats: str = ""  # TensorRT's: the types and layouts of what goes in and out
@@ -37,14 +37,14 @@ class EngineDiagnosis(Config):
 
     status: Literal["diagnosed", "not diagnosed"]
     reason: str = ""  # why it was not
-    device: Literal["cpu", "cuda"] = "cpu"  # whose ceilings it is under
+    device: Literal["cpu", "cuda"] = "cpu"  # whose peaks it is under
     threads: int = 0  # that it was measured with; 0 of versions before: those of the whole
     batch: int = 1
     flops: int = 0
     bytes: int = 0
     time_us: float = 0.0  # p50 of the benchmark at this batch
     profiled_us: float = 0.0  # what the layers add up to
-    roof_us: float | None = None  # the least that the machine's ceilings allow for all layers
+    roof_us: float | None = None  # the least that the machine's peaks allow for all layers
     share_of_roof: float | None = None  # roof_us / time_us, if below 1
     bound: Literal["compute", "memory", "overhead"] | None = None
     layers: tuple[LayerFigures, ...] = ()
@@ -58,4 +58,4 @@ class DiagnosisSpec(Config):
     kind: Literal["diagnosis"] = "diagnosis"
     threads: int
     engines: dict[str, EngineDiagnosis]
-    notes: tuple[str, ...] = ()  # what stands in for ceilings that were not stable
+    notes: tuple[str, ...] = ()  # what stands in for peaks that were not stable

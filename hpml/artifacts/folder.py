@@ -28,6 +28,7 @@ FORMAT_VERSION = 1
 
 
 MANIFEST = "manifest.json"
+_FORMER_KINDS = {"ceilings": "peaks"}  # what artifacts of before call themselves
 
 
 class FileEntry(Config):
@@ -118,14 +119,14 @@ def open_artifact(path: Path, *, kind: str, digest: str = "", verify: bool = Tru
     Raises StageFailed naming the file that is missing, truncated or changed, or if the artifact is of
     another kind, another than the one asked for, or was rejected by a gate.
     """
-    manifest = read_manifest(path, digest=digest)
-    if manifest.kind != kind:
+    manifest, kind = read_manifest(path, digest=digest), _FORMER_KINDS.get(kind, kind)
+    if _FORMER_KINDS.get(manifest.kind, manifest.kind) != kind:
         raise StageFailed(f"{path} is not a {kind}", why=f"its manifest says {manifest.kind!r}")
     if manifest.rejected:
         raise StageFailed(f"the {kind} in {path} was rejected by a gate", why=manifest.rejected)
     _verify_files(path, manifest, contents=verify)
     try:
-        spec = spec_type(kind).model_validate(manifest.spec)
+        spec = spec_type(kind).model_validate({**manifest.spec, "kind": kind})
     except ValidationError as error:
         raise StageFailed(
             f"the description in {path / MANIFEST} is not that of a {kind}", why=str(error)

@@ -38,7 +38,7 @@ def _layers(one: EngineDiagnosis) -> str:
         )
         for layer in sorted(one.layers, key=lambda layer: -layer.time_us)[:_LAYERS]
     ]
-    columns = ("slowest layers", "operation", "us", "%", "bound by", "% of ceiling")
+    columns = ("slowest layers", "operation", "us", "%", "bound by", "% of peak")
     lines = [columns, ("---", "---", "--:", "--:", "---", "--:"), *rows]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in lines)
 

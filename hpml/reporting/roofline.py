@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
-from hpml.artifacts.ceilings import CeilingsSpec
+from hpml.artifacts.peaks import PeaksSpec
 from hpml.reporting.format import plain, shorten
 from hpml.reporting.labels import Box, Mark, Segment, Spot, drawn_labels, place_labels
 from hpml.reporting.svg import Scale, dot, label, line, padded, path, picture, text_width, x_axis, y_axis
@@ -38,14 +38,14 @@ class Point:
 
 @dataclass(frozen=True)
 class _Roofs:
-    """The ceilings of a device: GB/s of each level of its memory, Gflop/s of each precision."""
+    """The peaks of a device: GB/s of each level of its memory, Gflop/s of each precision."""
 
     bandwidths: dict[str, float]
-    peaks: dict[str, float]
+    arithmetic: dict[str, float]
 
 
 def roofline(
-    ceilings: CeilingsSpec,
+    peaks: PeaksSpec,
     points: Sequence[Point],
     *,
     threads: int,
@@ -57,9 +57,9 @@ def roofline(
 
     None where there are no roofs or no points.
     """
-    roofs = _roofs(ceilings, threads if device == "cpu" else 1, device)
+    roofs = _roofs(peaks, threads if device == "cpu" else 1, device)
     shown = [point for point in points if point.flop_per_byte > 0 and point.gflop_per_s > 0]
-    if not roofs.bandwidths or not roofs.peaks or not shown:
+    if not roofs.bandwidths or not roofs.arithmetic or not shown:
         return None
     narrow = width <= _NARROW_PX
     height = 360 if narrow else 420
@@ -82,28 +82,28 @@ def roofline(
     return picture(width, height, title, drawn)
 
 
-def _roofs(ceilings: CeilingsSpec, threads: int, device: str) -> _Roofs:
-    """The stable ceilings, the fastest level of the memory first."""
-    levels = dict.fromkeys(point.level for point in ceilings.bandwidths if point.device == device)
-    bandwidths = {level: ceilings.bandwidth_roof(level, threads=threads, device=device) for level in levels}
-    peaks = {
-        precision: ceilings.arithmetic_roof(precision, threads=threads, device=device)
+def _roofs(peaks: PeaksSpec, threads: int, device: str) -> _Roofs:
+    """The stable peaks, the fastest level of the memory first."""
+    levels = dict.fromkeys(point.level for point in peaks.bandwidths if point.device == device)
+    bandwidths = {level: peaks.bandwidth_roof(level, threads=threads, device=device) for level in levels}
+    arithmetic = {
+        precision: peaks.arithmetic_roof(precision, threads=threads, device=device)
         for precision in ("fp32", "fp16", "bf16", "int8")
     }
     return _Roofs(
         {name: roof.rate for name, roof in bandwidths.items() if roof is not None},
-        {name: roof.rate for name, roof in peaks.items() if roof is not None},
+        {name: roof.rate for name, roof in arithmetic.items() if roof is not None},
     )
 
 
 def _scales(roofs: _Roofs, points: Sequence[Point], width: float, height: float) -> tuple[Scale, Scale]:
-    """Both over all points and over the ridges, where slopes meet peaks."""
-    ridges = [peak / slope for peak in roofs.peaks.values() for slope in roofs.bandwidths.values()]
+    """Both over all points and over the ridges, where slopes meet arithmetic."""
+    ridges = [peak / slope for peak in roofs.arithmetic.values() for slope in roofs.bandwidths.values()]
     x = padded(
         [*ridges, *(point.flop_per_byte for point in points)], _LEFT, width - _RIGHT, log=True, by=0.04
     )
     y = padded(
-        [*roofs.peaks.values(), *(point.gflop_per_s for point in points)],
+        [*roofs.arithmetic.values(), *(point.gflop_per_s for point in points)],
         height - _BOTTOM,
         _TOP,
         log=True,
@@ -115,11 +115,11 @@ def _scales(roofs: _Roofs, points: Sequence[Point], width: float, height: float)
 def _drawn_roofs(
     roofs: _Roofs, x: Scale, y: Scale, marks: Sequence[Mark]
 ) -> tuple[list[Element], list[Segment], list[Box]]:
-    """The slopes and the peaks with their names; where they run, and what their names cover."""
+    """The slopes and the arithmetic with their names; where they run, and what their names cover."""
     drawn: list[Element] = []
     lines: list[Segment] = []
     names: list[Box] = []
-    highest = max(roofs.peaks.values())
+    highest = max(roofs.arithmetic.values())
     steepest = max(roofs.bandwidths.values())
     for level, slope in roofs.bandwidths.items():
         start = max(x.low, y.low / slope)
@@ -132,7 +132,7 @@ def _drawn_roofs(
         drawn += [path(ends, "front"), _along(text, *ends, along, side)]
         lines.append(ends)
         names += _covered_along(text, *ends, along, side)
-    for precision, peak in roofs.peaks.items():
+    for precision, peak in roofs.arithmetic.items():
         ends = (x(max(x.low, peak / steepest)), y(peak)), (x(x.high), y(peak))
         drawn.append(line(*ends[0], *ends[1], "front"))
         lines.append(ends)

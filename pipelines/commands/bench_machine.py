@@ -1,6 +1,6 @@
-"""`hpml bench machine`: the ceilings of this machine, and how far its CPUs are from each other.
+"""`hpml bench machine`: the peaks of this machine, and how far its CPUs are from each other.
 
-The ceilings come from the very step that a recipe's run has for them, through the same executor and store, so
+The peaks come from the very step that a recipe's run has for them, through the same executor and store, so
 whichever comes second finds them there. The distance between the CPUs changes with where the host puts them:
 it is watched each time, and kept in the folder of the run.
 """
@@ -16,11 +16,11 @@ from pathlib import Path
 
 from rich.text import Text
 
-from hpml.artifacts.ceilings import CeilingsSpec
 from hpml.artifacts.core_state import CoreDistances
 from hpml.artifacts.folder import Artifact
-from hpml.components.ceilings import stage as ceilings
-from hpml.components.ceilings.config import CeilingsConfig
+from hpml.artifacts.peaks import PeaksSpec
+from hpml.components.peaks import stage as peaks
+from hpml.components.peaks.config import PeaksConfig
 from hpml.core.atomic_files import write_text_atomic
 from hpml.pipelines.commands import core_distances
 from hpml.pipelines.engine import run_record
@@ -31,9 +31,9 @@ from hpml.pipelines.executors.base import Watcher
 from hpml.pipelines.executors.process import Processes
 from hpml.pipelines.plan import Plan, Step, trace
 from hpml.pipelines.terminal import console
-from hpml.reporting.ceilings import Ceiling, bandwidth_ceilings, ceilings_page, gemm_ceilings
 from hpml.reporting.core_distances import in_words, state_rows
 from hpml.reporting.format import bounds, plain
+from hpml.reporting.peaks import Peak, bandwidth_peaks, gemm_peaks, peaks_page
 
 _NAME = "machine"
 _CORES = "cores.json"  # in the folder of the run
@@ -49,13 +49,13 @@ _MEANING = (
 class Machine:
     """What was measured of it."""
 
-    ceilings: Artifact[CeilingsSpec]
+    peaks: Artifact[PeaksSpec]
     cores: CoreDistances
 
 
 def measure(home: Path, watcher: Watcher, *, force: bool, seconds: float = WATCHED_S) -> RunRecord:
-    """The ceilings, see `measure_ceilings`, and then the distance between the CPUs for so many seconds."""
-    record = measure_ceilings(home, watcher, force=force)
+    """The peaks, see `measure_peaks`, and then the distance between the CPUs for so many seconds."""
+    record = measure_peaks(home, watcher, force=force)
     if record.status == "done":
         watcher.step_changed("cores", StepRecord(stage="cores", status="running"))
         cores = core_distances.watch(
@@ -69,7 +69,7 @@ def measure(home: Path, watcher: Watcher, *, force: bool, seconds: float = WATCH
     return record
 
 
-def measure_ceilings(home: Path, watcher: Watcher, *, force: bool) -> RunRecord:
+def measure_peaks(home: Path, watcher: Watcher, *, force: bool) -> RunRecord:
     """Run the one step, or find its result in the store; `force` measures again."""
     plan = plan_of_machine()
     place = Processes(home)
@@ -83,38 +83,38 @@ def measure_ceilings(home: Path, watcher: Watcher, *, force: bool) -> RunRecord:
 def plan_of_machine() -> Plan:
     """The one step, with the config that a recipe has where it says nothing."""
 
-    def graph(step: Step[str], config: CeilingsConfig) -> None:
-        step(ceilings.run, config)
+    def graph(step: Step[str], config: PeaksConfig) -> None:
+        step(peaks.run, config)
 
-    return trace(graph, CeilingsConfig())
+    return trace(graph, PeaksConfig())
 
 
 def found(home: Path, record: RunRecord) -> Machine:
     """What a run of `measure` ended with."""
     cores = CoreDistances.model_validate_json((home / record.id / _CORES).read_text())
-    return Machine(ceilings_of(home, record), cores)
+    return Machine(peaks_of(home, record), cores)
 
 
-def ceilings_of(home: Path, record: RunRecord) -> Artifact[CeilingsSpec]:
-    """The ceilings that a run of `measure_ceilings` ended with."""
+def peaks_of(home: Path, record: RunRecord) -> Artifact[PeaksSpec]:
+    """The peaks that a run of `measure_peaks` ended with."""
     (step,) = record.steps.values()
     return Store(home).open(step.digest)
 
 
 def show(machine: Machine, output: str) -> None:
     """Print all on stdout, as tables of at most 80 columns or as JSON with all points."""
-    spec = machine.ceilings.spec
+    spec = machine.peaks.spec
     if output == "json":
-        samples = str(machine.ceilings.file("samples.json"))
+        samples = str(machine.peaks.file("samples.json"))
         cores = machine.cores.model_dump(mode="json")
         print(json.dumps({**spec.model_dump(mode="json"), "samples": samples, "cores": cores}, indent=2))
         return
     for name, fact in spec.hardware.items():
         console.out.print(Text(f"{name}: {fact or '-'}", style="dim"), soft_wrap=True)
     console.out.print()
-    _print_ceilings("memory", "GB/s", bandwidth_ceilings(spec))
+    _print_peaks("memory", "GB/s", bandwidth_peaks(spec))
     console.out.print()
-    _print_ceilings("product", "Gflop/s", gemm_ceilings(spec))
+    _print_peaks("product", "Gflop/s", gemm_peaks(spec))
     console.out.print()
     for sentence in (*_not_quoted(spec), *_MEANING):
         console.out.print(Text(sentence))
@@ -124,7 +124,7 @@ def show(machine: Machine, output: str) -> None:
 
 def write_page(machine: Machine, file: Path) -> None:
     """Write the page with the pictures, whole or not at all."""
-    write_text_atomic(file, ceilings_page(machine.ceilings.spec, machine.cores))
+    write_text_atomic(file, peaks_page(machine.peaks.spec, machine.cores))
 
 
 def _print_cores(cores: CoreDistances) -> None:
@@ -147,21 +147,21 @@ def _matrix(cores: CoreDistances) -> Iterator[str]:
     yield " " * 5 + "".join(f"{cpu:>5}" for cpu in cores.cpus[:-1])
 
 
-def _print_ceilings(of: str, unit: str, ceilings: Sequence[Ceiling]) -> None:
+def _print_peaks(of: str, unit: str, peaks: Sequence[Peak]) -> None:
     rows = [
         (
-            ceiling.place,
-            ceiling.of,
-            plain(ceiling.rate.value) if ceiling.rate else "-",
-            bounds(ceiling.rate) if ceiling.rate else ceiling.reason,
-            ceiling.where,
+            peak.place,
+            peak.of,
+            plain(peak.rate.value) if peak.rate else "-",
+            bounds(peak.rate) if peak.rate else peak.reason,
+            peak.where,
         )
-        for ceiling in ceilings
+        for peak in peaks
     ]
     console.print_table(("where", of, unit, "95 %", "at"), rows, right=(2,))
 
 
-def _not_quoted(spec: CeilingsSpec) -> list[str]:
+def _not_quoted(spec: PeaksSpec) -> list[str]:
     """How many points have no figure, by the reason, and what helps; `-o json` has each with its own."""
     given = [point.reason for point in spec.bandwidths] + [point.reason for point in spec.gemms]
     reasons = Counter(reason.partition(":")[0] for reason in given if reason)
@@ -171,7 +171,7 @@ def _not_quoted(spec: CeilingsSpec) -> list[str]:
     said = [f"Not quoted: {sum(reasons.values())} of {len(given)} points ({counts})."]
     if spec.not_stable:
         said += [
-            f"Ceilings not known yet, as rounds disagree: {spec.not_stable}.",
+            f"Peaks not known yet, as rounds disagree: {spec.not_stable}.",
             "So this is not kept as the machine's: hpml bench machine measures again.",
         ]
     elif reasons[_NOT_STABLE]:

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from rich.text import Text
 
-from hpml.artifacts.ceilings import CeilingsSpec
 from hpml.artifacts.diagnosis import DiagnosisSpec, EngineDiagnosis, LayerFigures
+from hpml.artifacts.peaks import PeaksSpec
 from hpml.core.errors import UsageError
 from hpml.pipelines.engine.run_record import FINISHED, RunRecord
 from hpml.pipelines.engine.store import Store
@@ -47,18 +47,16 @@ def find(home: Path, record: RunRecord) -> DiagnosisSpec:
     )
 
 
-def ceilings_of(home: Path, record: RunRecord) -> CeilingsSpec:
-    """The ceilings that the diagnosis of a run is under; none where they could not be measured."""
-    digests = [step.digest for step in record.steps.values() if step.stage == "ceilings" and step.digest]
-    spec: CeilingsSpec = (
-        Store(home).open(digests[0]).spec if digests else CeilingsSpec(hardware={}, bandwidths=(), gemms=())
+def peaks_of(home: Path, record: RunRecord) -> PeaksSpec:
+    """The peaks that the diagnosis of a run is under; none where they could not be measured."""
+    digests = [step.digest for step in record.steps.values() if step.stage == "peaks" and step.digest]
+    spec: PeaksSpec = (
+        Store(home).open(digests[0]).spec if digests else PeaksSpec(hardware={}, bandwidths=(), gemms=())
     )
     return spec
 
 
-def show_document(
-    title: str, diagnosis: DiagnosisSpec, ceilings: CeilingsSpec, variant: str, output: str
-) -> None:
+def show_document(title: str, diagnosis: DiagnosisSpec, peaks: PeaksSpec, variant: str, output: str) -> None:
     """Print the diagnosis, or that of the engine `variant`, as "markdown" or "html"."""
     from hpml.pipelines.pages.diagnosis import diagnosis_page
     from hpml.reporting.diagnosis import diagnosis_markdown
@@ -70,7 +68,7 @@ def show_document(
     print(
         diagnosis_markdown(diagnosis)
         if output == "markdown"
-        else diagnosis_page(variant or title, diagnosis, ceilings)
+        else diagnosis_page(variant or title, diagnosis, peaks)
     )
 
 
@@ -126,9 +124,9 @@ def _show_engine(name: str, one: EngineDiagnosis, threads: int) -> None:
     console.out.print(Text(name, style="bold"), soft_wrap=True)
     _say(one.verdict)
     share = "An unknown share" if one.share_of_roof is None else f"{100 * one.share_of_roof:.0f} %"
-    ceiling = f"the ceiling with {_plural(threads, 'thread')}" if one.device == "cpu" else "the GPU's ceiling"
+    peak = f"the peak with {_plural(threads, 'thread')}" if one.device == "cpu" else "the GPU's peak"
     _say(
-        f"{share} of {ceiling} at batch {one.batch}: "
+        f"{share} of {peak} at batch {one.batch}: "
         f"{plain(one.flops / 1e6)} million operations and {plain(one.bytes / 1e6)} MB in "
         f"{plain(one.time_us / 1e3)} ms"
     )
@@ -148,7 +146,7 @@ def _plural(count: int, noun: str) -> str:
 
 def _show_layers(one: EngineDiagnosis) -> None:
     slowest = sorted(one.layers, key=lambda layer: -layer.time_us)[:_LAYERS]
-    columns = ("slowest layers", "operation", "us", "%", "bound by", "% of ceiling")
+    columns = ("slowest layers", "operation", "us", "%", "bound by", "% of peak")
     console.print_table(columns, [_cells(layer, one.profiled_us) for layer in slowest], right=(2, 3, 5))
     console.out.print(Text("us: in the profile. %: of all layers.", style="dim"))
 

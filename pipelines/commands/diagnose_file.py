@@ -6,10 +6,10 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpml.artifacts.ceilings import CeilingsSpec
 from hpml.artifacts.core_state import CoreState
 from hpml.artifacts.diagnosis import DiagnosisSpec, EngineDiagnosis
 from hpml.artifacts.measurements import EngineFigures
+from hpml.artifacts.peaks import PeaksSpec
 from hpml.components.diagnose.facts import why_not_measured
 from hpml.core.errors import ConfigInvalid
 from hpml.measuring.subjects import OnnxSubject
@@ -31,10 +31,10 @@ def diagnose(
     watcher: Watcher,
     *,
     limit_s: float,
-) -> tuple[DiagnosisSpec, CeilingsSpec]:
+) -> tuple[DiagnosisSpec, PeaksSpec]:
     """Measure the file and the machine, profile its layers, and judge them.
 
-    The ceilings of the machine are taken from the workspace where they are known. limit_s: for the profile;
+    The peaks of the machine are taken from the workspace where they are known. limit_s: for the profile;
     then its process is ended. What the machine is too busy to measure is not diagnosed. Raises what `bench`
     does.
     """
@@ -48,16 +48,16 @@ def diagnose(
     if figures is None or figures.latency_ms_p50 is None:
         reason = why_not_measured(figures, measured)
         nothing = EngineDiagnosis(status="not diagnosed", reason=reason)
-        no_ceilings = CeilingsSpec(hardware={}, bandwidths=(), gemms=())
-        return DiagnosisSpec(threads=measured.threads, engines={name: nothing}), no_ceilings
-    machine = bench_machine.measure_ceilings(home.resolve(), watcher, force=False)
-    ceilings = bench_machine.ceilings_of(home.resolve(), machine).spec
+        no_peaks = PeaksSpec(hardware={}, bandwidths=(), gemms=())
+        return DiagnosisSpec(threads=measured.threads, engines={name: nothing}), no_peaks
+    machine = bench_machine.measure_peaks(home.resolve(), watcher, force=False)
+    peaks = bench_machine.peaks_of(home.resolve(), machine).spec
     threads = figures.settings.threads if figures.settings else measured.threads
     one, notes = _in_a_process(
-        found.subject, found.signature, figures, measured.states, ceilings, threads, limit_s
+        found.subject, found.signature, figures, measured.states, peaks, threads, limit_s
     )
     warnings = (note.rstrip(".") for note in record.notes)
-    return DiagnosisSpec(threads=measured.threads, engines={name: one}, notes=(*notes, *warnings)), ceilings
+    return DiagnosisSpec(threads=measured.threads, engines={name: one}, notes=(*notes, *warnings)), peaks
 
 
 def _in_a_process(
@@ -65,7 +65,7 @@ def _in_a_process(
     signature: Signature,
     figures: EngineFigures,
     states: tuple[CoreState, ...],
-    ceilings: CeilingsSpec,
+    peaks: PeaksSpec,
     threads: int,
     limit_s: float,
 ) -> tuple[EngineDiagnosis, list[str]]:
@@ -84,7 +84,7 @@ def _in_a_process(
                 inputs=str(inputs),
                 figures=figures.model_dump(mode="json"),
                 states=[state.model_dump(mode="json") for state in states],
-                ceilings=ceilings.model_dump(mode="json"),
+                peaks=peaks.model_dump(mode="json"),
                 threads=threads,
             )
     return EngineDiagnosis.model_validate(told["diagnosis"]), told["notes"]

@@ -123,7 +123,7 @@ def _why_miss(
 
 
 class Execution:
-    """One run of a plan at a executor, which it closes. Use once."""
+    """One run of a plan by an executor, which it closes. Use once."""
 
     def __init__(
         self, plan: Plan, record: RunRecord, settings: Settings, watcher: Watcher, executor: Executor

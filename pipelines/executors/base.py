@@ -82,8 +82,8 @@ class ArtifactStore(Protocol):
 class Ended:
     """How a step's process ended.
 
-    exit_code: 128 + n if signal n ended it. cause: what the executor knows about a failure that the step could
-    not explain itself, such as that it was killed for lack of memory.
+    exit_code: 128 + n if signal n ended it. cause: what the executor knows about a failure that the step
+    could not explain itself, such as that it was killed for lack of memory.
     """
 
     job: int

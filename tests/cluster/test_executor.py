@@ -34,7 +34,7 @@ LAST_DETERMINISTIC = "compress-prune50-distill-quantize"
 OURS = "hpml.dev/run"  # a label of whatever belongs to a run
 
 # MLflow and the store take their part of a small node. A pod with one CPU has one thread.
-ALL_CPUS = ("train", "compress", "ceilings", "benchmark", "diagnose")
+ALL_CPUS = ("train", "compress", "peaks", "benchmark", "diagnose")
 CLUSTER = [f"cluster.stages.{stage}.cpus=1" for stage in ALL_CPUS]
 CLUSTER += [f"cluster.images.cpu={CPU_IMAGE}", f"cluster.images.client={CLIENT_IMAGE}"]
 

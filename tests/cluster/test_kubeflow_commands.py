@@ -134,12 +134,12 @@ def test_every_step_wrote_its_artifact_where_kubeflow_looks(finished: Finished) 
         "prepare",
         "train",
         "benchmark",
-        "ceilings",
+        "peaks",
         "diagnose",
         "report",
         "select",
         "register",
-        "deploy",
+        "bundle",
     }
     assert stages < finished.paths.keys()
     for name, paths in finished.paths.items():

@@ -97,17 +97,17 @@ def test_what_is_no_stage_has_no_command_line() -> None:
         (["train", "--data", "d", "--out", "o", "--dat", "e"], UsageError, "unrecognized"),
         (["train", "--executor-input", "{}"], UsageError, "outputs: Field required"),
         (
-            ["ceilings", "--out", "o", "--check", "train.epochs=-1"],
+            ["peaks", "--out", "o", "--check", "train.epochs=-1"],
             ConfigInvalid,
             "train.epochs is not valid",
         ),
         (
-            ["ceilings", "--out", "o", "--check", "select.objective=fast"],
+            ["peaks", "--out", "o", "--check", "select.objective=fast"],
             ConfigInvalid,
             "select.objective.*latency_ms_p50",
         ),
-        (["ceilings", "--out", "o", "--check", "select.max_size_mb=-1"], ConfigInvalid, "greater than 0"),
-        (["ceilings", "--out", "o", "--check", "select.size=1"], UsageError, "it has max_accuracy_drop"),
+        (["peaks", "--out", "o", "--check", "select.max_size_mb=-1"], ConfigInvalid, "greater than 0"),
+        (["peaks", "--out", "o", "--check", "select.size=1"], UsageError, "it has max_accuracy_drop"),
     ],
 )
 def test_a_wrong_command_line_is_told(arguments: list[str], kind: type[Exception], said: str) -> None:
@@ -118,12 +118,12 @@ def test_a_wrong_command_line_is_told(arguments: list[str], kind: type[Exception
 def test_what_later_steps_take_is_checked_and_what_is_unset_is_not() -> None:
     given = ("train.epochs=3", "select.max_size_mb=", "select.max_latency_ms_p99=2.5")
     flags = [part for item in given for part in ("--check", item)]
-    assert parse(["ceilings", "--out", "o", *flags]).job.config == {}
+    assert parse(["peaks", "--out", "o", *flags]).job.config == {}
 
 
 def test_a_command_line_that_is_refused_is_an_event(capsys: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        main(["ceilings", "--out", "o", "--events", "-", "--check", "train.epochs=-1"])
+        main(["peaks", "--out", "o", "--events", "-", "--check", "train.epochs=-1"])
     assert ended.value.code == 3
     told = capsys.readouterr()
     [event] = events_in(told.out)

@@ -85,9 +85,9 @@ def test_a_step_reports_itself_and_the_last_one_ends_the_run(uri: str, track: Tr
         do_some_work(tracking)
     check_step(uri, "train")
     assert statuses(uri)[""] == "RUNNING"
-    with track("deploy", is_last=True) as tracking:
+    with track("bundle", is_last=True) as tracking:
         do_some_work(tracking)
-    assert statuses(uri) == {"": "FINISHED", "train": "FINISHED", "deploy": "FINISHED"}
+    assert statuses(uri) == {"": "FINISHED", "train": "FINISHED", "bundle": "FINISHED"}
     assert bucket.listing() == []
 
 
@@ -97,12 +97,12 @@ def test_a_failed_step_ends_the_run_and_a_repeated_one_mends_it(uri: str, track:
         do_some_work(tracking, ends="4")
     assert statuses(uri) == {"": "FAILED", "train": "FAILED"}
     assert tracked(uri)["train"].data.tags["error"] == "it broke"
-    with track("deploy", is_last=True) as tracking:  # does not need it
+    with track("bundle", is_last=True) as tracking:  # does not need it
         do_some_work(tracking)
     assert statuses(uri)[""] == "FAILED"
     with track("train") as tracking:
         do_some_work(tracking)
-    with track("deploy", is_last=True) as tracking:
+    with track("bundle", is_last=True) as tracking:
         do_some_work(tracking)
     assert statuses(uri)[""] == "FINISHED"
 
@@ -133,7 +133,7 @@ def test_what_an_outage_left_over_is_sent_by_the_next_step_once(
     assert bucket.listing() == []
     for step in ("train", "export", "select"):
         check_step(uri, step)
-    with track("deploy") as tracking:
+    with track("bundle") as tracking:
         do_some_work(tracking)
     check_step(uri, "train")
 

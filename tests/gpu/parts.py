@@ -37,7 +37,7 @@ LEAST_ACCURACY = 0.5  # 0.1 is chance
 REQUESTS = 50
 LOAD_S = 3.0
 GPU_TESTS = (
-    "tests/components/ceilings/test_gemm.py",
+    "tests/components/peaks/test_gemm.py",
     "tests/components/targets/test_tensorrt_target.py",
     "tests/components/diagnose/test_tensorrt_profile.py",
 )
@@ -252,10 +252,10 @@ def eager(folder: Path, device: str) -> str:
 
 
 def peaks(folder: Path, device: str) -> str:
-    """Bandwidths and matrix products, by the probes of `ceilings`."""
-    from hpml.components.ceilings import gpu
-    from hpml.components.ceilings.gemm import torch_series
-    from hpml.components.ceilings.rounds import prepare
+    """Bandwidths and matrix products, by the probes of `peaks`."""
+    from hpml.components.peaks import gpu
+    from hpml.components.peaks.gemm import torch_series
+    from hpml.components.peaks.rounds import prepare
 
     if device == "cuda":
         _require_cuda()

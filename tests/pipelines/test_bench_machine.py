@@ -10,10 +10,10 @@ from pathlib import Path
 
 import pytest
 
-from hpml.artifacts.ceilings import CeilingsSpec, GemmPoint
 from hpml.artifacts.core_state import CoreDistances
 from hpml.artifacts.interval import Interval
-from hpml.components.ceilings import stage as ceilings
+from hpml.artifacts.peaks import GemmPoint, PeaksSpec
+from hpml.components.peaks import stage as peaks
 from hpml.pipelines.commands import bench_machine
 from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.execution import Settings, forecast
@@ -21,7 +21,7 @@ from hpml.pipelines.executors.process import Processes
 from hpml.pipelines.plan import Step, trace
 from hpml.pipelines.recipe import Recipe
 
-pytestmark = pytest.mark.slow  # measures all of the machine; test_ceilings_stage measures a part of it
+pytestmark = pytest.mark.slow  # measures all of the machine; test_peaks_stage measures a part of it
 
 HPML = Path(sys.executable).with_name("hpml")
 
@@ -44,13 +44,13 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("machine")
     first = hpml(place, "bench", "machine", "--seconds", "1")
     assert first.returncode == 0, first.stderr
-    assert "done ceilings" in first.stderr
+    assert "done peaks" in first.stderr
     (place / "first.txt").write_text(first.stdout)
     return place
 
 
 def is_kept(folder: Path) -> bool:
-    """Whether the machine was quiet enough for its ceilings: otherwise they are measured again each time."""
+    """Whether the machine was quiet enough for its peaks: otherwise they are measured again each time."""
     return "So this is not kept as the machine's" not in (folder / "first.txt").read_text()
 
 
@@ -66,32 +66,32 @@ def test_the_latest_run_stays_that_of_a_recipe(folder: Path) -> None:
     assert not (folder / "runs" / "latest").exists()
 
 
-def test_the_second_time_no_ceiling_is_measured_that_was_known(folder: Path) -> None:
+def test_the_second_time_no_peak_is_measured_that_was_known(folder: Path) -> None:
     again = hpml(folder, "bench", "machine", "--seconds", "1", "-o", "json", "--html", "machine.html")
     assert again.returncode == 0, again.stderr
-    assert ("cached ceilings" in again.stderr) == is_kept(folder)
+    assert ("cached peaks" in again.stderr) == is_kept(folder)
     answer = json.loads(again.stdout)
     samples = json.loads(Path(answer.pop("samples")).read_text())
     cores = CoreDistances.model_validate(answer.pop("cores"))
     assert len(cores.round_trips_ns) == len(cores.cpus) and cores.states
-    spec = CeilingsSpec.model_validate(answer)
+    spec = PeaksSpec.model_validate(answer)
     assert len(samples) == len(spec.bandwidths) + len(spec.gemms)
     page = (folder / "machine.html").read_text()
     assert page.startswith("<!DOCTYPE html>") and page.count("<svg") >= 2 and "<script" not in page
     assert not list(folder.glob(".machine.html*")), "no half-written page is left"
 
 
-def test_the_run_of_a_recipe_finds_the_ceilings_there(folder: Path) -> None:
+def test_the_run_of_a_recipe_finds_the_peaks_there(folder: Path) -> None:
     """Its step has the default config, and the recipe's folder on the path."""
 
     def graph(step: Step[str], recipe: Recipe) -> None:
-        step(ceilings.run, recipe.ceilings)
+        step(peaks.run, recipe.peaks)
 
     plan = trace(graph, Recipe(data="digits"))  # type: ignore[arg-type]  # a name, expanded
     settings = Settings(home=folder / "runs", import_paths=(str(folder),))
     (known,) = forecast(plan, settings, Processes(settings.home))
     assert known.outcome == "cached" or not is_kept(folder)
-    changed = trace(graph, Recipe(data="digits", ceilings={"rounds": 9}))  # type: ignore[arg-type]
+    changed = trace(graph, Recipe(data="digits", peaks={"rounds": 9}))  # type: ignore[arg-type]
     (other,) = forecast(changed, settings, Processes(settings.home))
     assert other.outcome == "would run" and "config: rounds changed: 7 -> 9" in other.reasons
 
@@ -105,7 +105,7 @@ def test_the_run_of_a_recipe_finds_the_ceilings_there(folder: Path) -> None:
             ["not stable: rounds differ by 20 %", "not stable: rounds differ by 30 %"],
             [
                 "Not quoted: 2 of 2 points (2 not stable).",
-                "Ceilings not known yet, as rounds disagree: 1 thread: fp32.",
+                "Peaks not known yet, as rounds disagree: 1 thread: fp32.",
                 "So this is not kept as the machine's: hpml bench machine measures again.",
             ],
         ),
@@ -132,22 +132,20 @@ def test_what_is_not_quoted_is_counted_with_what_helps(reasons: list[str], said:
         )
         for reason in reasons
     )
-    assert bench_machine._not_quoted(CeilingsSpec(hardware={}, bandwidths=(), gemms=points)) == said
+    assert bench_machine._not_quoted(PeaksSpec(hardware={}, bandwidths=(), gemms=points)) == said
 
 
 def test_the_run_is_on_record_and_gc_keeps_what_it_found(folder: Path) -> None:
     record = run_record.list_runs(folder / "runs")[-1]
     (step,) = record.steps.values()
-    assert (record.recipe, step.stage, record.status) == ("machine", "ceilings", "done")
+    assert (record.recipe, step.stage, record.status) == ("machine", "peaks", "done")
     assert hpml(folder, "gc").returncode == 0
-    assert "cached ceilings" in hpml(folder, "bench", "machine", "--seconds", "1").stderr or not is_kept(
-        folder
-    )
+    assert "cached peaks" in hpml(folder, "bench", "machine", "--seconds", "1").stderr or not is_kept(folder)
 
 
 def test_force_measures_again(folder: Path) -> None:
     """As far as the forecast: to measure takes 20 s."""
-    settings = Settings(home=folder / "runs", force=frozenset({"ceilings"}))
+    settings = Settings(home=folder / "runs", force=frozenset({"peaks"}))
     (item,) = forecast(bench_machine.plan_of_machine(), settings, Processes(settings.home))
     assert item.outcome == "would run" and item.reasons == ("it was forced",)
 

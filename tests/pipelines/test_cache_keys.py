@@ -112,7 +112,7 @@ def test_an_edit_of_the_users_network_reaches_every_step_that_builds_it(tmp_path
     after = materials(tmp_path / "b", {**files, "mynets/blocks.py": "Block = 2"})
     built = changed(before, after)
     assert {"train", "compress", "export", "benchmark", "diagnose"} <= built
-    assert not built & {"prepare", "ceilings", "report", "select", "register"}
+    assert not built & {"prepare", "peaks", "report", "select", "register"}
     reasons = cache_keys.explain(after["compress-quantize"], before["compress-quantize"])
     assert [reason.partition(" changed")[0] for reason in reasons] == ["your code: mynets.blocks"]
 
@@ -135,8 +135,8 @@ def test_a_stage_depends_on_the_kinds_of_artifacts_that_it_reads_and_writes() ->
         for stage in ("prepare", "train", "diagnose")
     }
     assert kinds["prepare"] == {"dataset", "folder", "model_input"}
-    assert not kinds["train"] & {"measurements", "diagnosis", "ceilings", "bundle", "registration", "report"}
-    assert {"diagnosis", "ceilings", "measurements"} <= kinds["diagnose"]
+    assert not kinds["train"] & {"measurements", "diagnosis", "peaks", "bundle", "registration", "report"}
+    assert {"diagnosis", "peaks", "measurements"} <= kinds["diagnose"]
 
 
 def test_what_the_users_network_imports_is_part_of_the_key(tmp_path: Path) -> None:

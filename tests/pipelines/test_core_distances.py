@@ -10,10 +10,10 @@ import pytest
 
 from hpml.artifacts.core_state import CoreDistances
 from hpml.pipelines.commands import bench_machine, core_distances
-from hpml.reporting.ceilings import ceilings_page
 from hpml.reporting.core_distances import cores_section, in_words, state_rows
 from hpml.reporting.markup import to_html
-from tests.components.ceilings.test_ceilings_page import spec as spec  # a fixture
+from hpml.reporting.peaks import peaks_page
+from tests.components.peaks.test_peaks_page import spec as spec  # a fixture
 
 NEAR_FAR = (np.repeat([200.0, 480.0, 200.0], [70, 130, 100]) * np.resize([0.97, 1.0, 1.03], 300)).tolist()
 
@@ -101,5 +101,5 @@ def test_the_matrix_fits_the_terminal_and_stands_on_the_page(
     assert max(map(len, lines)) <= 80
     last = next(line for line in lines if line.split()[:1] == [str(99 + cpus)])
     assert len(last.split()) == cpus
-    page = ceilings_page(spec, cores)  # type: ignore[arg-type]
+    page = peaks_page(spec, cores)  # type: ignore[arg-type]
     assert f"CPU {99 + cpus}" in page and "far" in page and f"a sample of {cpus} of 64" in page

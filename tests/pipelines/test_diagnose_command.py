@@ -47,7 +47,7 @@ DIAGNOSIS = DiagnosisSpec(
             findings=(
                 Finding(
                     rule="stem",
-                    sentence="the stem conv1 has 3 input channels: it reaches 4 % of its ceiling and takes "
+                    sentence="the stem conv1 has 3 input channels: it reaches 4 % of its peak and takes "
                     "15 % of the time",
                     remedy="give the stem fewer output channels or a larger stride; it cannot fill a vector",
                 ),
@@ -112,7 +112,7 @@ def test_one_engine(home: Path) -> None:
     assert answer.returncode == 0, answer.stderr
     text = " ".join(answer.stdout.split())
     assert "dispatch-bound: 0.27 ms of arithmetic in 0.71 ms." in text
-    assert "38 % of the ceiling with 2 threads at batch 1: 50.0 million operations and 2.00 MB" in text
+    assert "38 % of the peak with 2 threads at batch 1: 50.0 million operations and 2.00 MB" in text
     assert "* the stem conv1 has 3 input channels" in text
     assert "-> give the stem fewer output channels" in text
     assert "QLinearConv 123 25 compute 42" in text
@@ -164,7 +164,7 @@ def test_what_is_wrong_is_one_line(home: Path, arguments: tuple[str, ...], said:
     [
         (StepRecord(stage="benchmark", status="done"), "it has no step diagnose"),
         (StepRecord(stage="diagnose", status="blocked"), "its step diagnose is blocked"),
-        (StepRecord(stage="diagnose", status="failed", error="no ceilings"), "is failed: no ceilings"),
+        (StepRecord(stage="diagnose", status="failed", error="no peaks"), "is failed: no peaks"),
     ],
 )
 def test_a_run_without_a_diagnosis(tmp_path: Path, step: StepRecord, why: str) -> None:

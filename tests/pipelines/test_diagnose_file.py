@@ -10,10 +10,10 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpml.artifacts.ceilings import BandwidthPoint, CeilingsSpec, GemmPoint
 from hpml.artifacts.diagnosis import DiagnosisSpec, EngineDiagnosis
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec, Throughput
+from hpml.artifacts.peaks import BandwidthPoint, GemmPoint, PeaksSpec
 from hpml.components.diagnose.onnx_file import diagnose
 from hpml.core.errors import StageFailed
 from hpml.measuring.subjects import OnnxSubject
@@ -30,7 +30,7 @@ def sure(value: float) -> Interval:
     return Interval(value=value, low=value, high=value)
 
 
-CEILINGS = CeilingsSpec(
+PEAKS = PeaksSpec(
     hardware={},
     bandwidths=tuple(
         BandwidthPoint(
@@ -71,7 +71,7 @@ def figures(**fields: Any) -> EngineFigures:
 def told_of(file: Path, tmp_path: Path, **sizes: int) -> tuple[EngineDiagnosis, list[str]]:
     found = measurable(str(file), Hints(tmp_path, sizes=sizes))
     assert isinstance(found.subject, OnnxSubject)
-    return diagnose_file._in_a_process(found.subject, found.signature, figures(), (), CEILINGS, 1, 120)
+    return diagnose_file._in_a_process(found.subject, found.signature, figures(), (), PEAKS, 1, 120)
 
 
 @pytest.fixture(scope="module")
@@ -81,14 +81,14 @@ def diagnosed(tmp_path_factory: pytest.TempPathFactory) -> DiagnosisSpec:
     return DiagnosisSpec(threads=1, engines={"m.onnx": one}, notes=tuple(notes))
 
 
-def test_the_layers_of_a_bare_file_under_the_ceilings(diagnosed: DiagnosisSpec) -> None:
+def test_the_layers_of_a_bare_file_under_the_peaks(diagnosed: DiagnosisSpec) -> None:
     one = diagnosed.engines["m.onnx"]
     assert one.status == "diagnosed" and one.time_us == 1000 and one.roof_us
     product = next(layer for layer in one.layers if layer.flops)
     assert product.flops == 2 * 3 * 64 * 64 * 5 and product.bytes > 4 * 3 * 64 * 64 * 5
     assert one.bound == "overhead" and "in 1 ms" in one.verdict
     assert any(finding.rule == "small-batch" for finding in one.findings)
-    assert any("int8" in note for note in diagnosed.notes)  # has no ceiling here, which is said
+    assert any("int8" in note for note in diagnosed.notes)  # has no peak here, which is said
 
 
 def test_a_file_with_several_inputs_of_other_types(tmp_path: Path) -> None:
@@ -101,7 +101,7 @@ def test_a_file_with_several_inputs_of_other_types(tmp_path: Path) -> None:
         str(tmp_path / "inputs.npz"),
         figures().model_dump(mode="json"),
         [],
-        CEILINGS.model_dump(mode="json"),
+        PEAKS.model_dump(mode="json"),
         1,
     )
     ops = {layer["op"] for layer in told["diagnosis"]["layers"]}
@@ -115,7 +115,7 @@ def test_a_file_that_never_answers_is_ended(tmp_path: Path) -> None:
         StageFailed,
         match=r"endless.onnx' failed while being profiled: it did not answer within its limit of 4 s",
     ):
-        diagnose_file._in_a_process(found.subject, found.signature, figures(), (), CEILINGS, 1, 4)
+        diagnose_file._in_a_process(found.subject, found.signature, figures(), (), PEAKS, 1, 4)
 
 
 def test_what_was_not_measured_is_not_diagnosed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,7 +152,7 @@ def test_remedies_are_those_of_a_file() -> None:
 def test_every_form_of_output(
     diagnosed: DiagnosisSpec, output: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(diagnose_file, "diagnose", lambda *_, **__: (diagnosed, CEILINGS))
+    monkeypatch.setattr(diagnose_file, "diagnose", lambda *_, **__: (diagnosed, PEAKS))
     main(["diagnose", "m.onnx", "-o", output])
     printed = capsys.readouterr().out
     one = diagnosed.engines["m.onnx"]
@@ -168,7 +168,7 @@ def test_every_form_of_output(
 def test_names_steer_no_markdown(diagnosed: DiagnosisSpec, capsys: pytest.CaptureFixture[str]) -> None:
     hostile = {"[x](http://evil)|<img>\n# y": diagnosed.engines["m.onnx"]}
     spec = diagnosed.model_copy(update={"engines": hostile})
-    diagnosis.show_document("it", spec, CEILINGS, "", "markdown")
+    diagnosis.show_document("it", spec, PEAKS, "", "markdown")
     head = capsys.readouterr().out.splitlines()[0]
     assert head == r"## \[x\](http://evil)\|\<img\> \# y"
 

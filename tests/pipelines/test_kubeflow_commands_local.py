@@ -126,12 +126,12 @@ def test_every_step_wrote_its_artifact_where_kubeflow_looks(finished: Finished) 
         "prepare",
         "train",
         "benchmark",
-        "ceilings",
+        "peaks",
         "diagnose",
         "report",
         "select",
         "register",
-        "deploy",
+        "bundle",
     }
     assert names < finished.paths.keys()
     for name, paths in finished.paths.items():

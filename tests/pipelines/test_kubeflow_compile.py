@@ -312,7 +312,7 @@ def test_a_step_knows_its_names(ir: Ir) -> None:
         "HPML_STORE": "s3://hpml",
         "MLFLOW_TRACKING_URI": "http://mlflow.hpml:5000",
     }
-    last = {item["name"]: item["value"] for item in ir.container("deploy")["env"]}
+    last = {item["name"]: item["value"] for item in ir.container("bundle")["env"]}
     assert last["HPML_LAST"] == "1"
 
 
@@ -417,8 +417,8 @@ def test_parameters_are_checked_by_a_step_that_starts_at_once_and_always_runs(ir
         f"{stage}.{name}={{{{$.inputs.parameters['{name}']}}}}"
         for stage, name in [("train", "epochs"), *(("select", name) for name in Goals.model_fields)]
     }
-    assert {text for text in ir.arguments("ceilings") if "=" in text and "$" in text} == checked
-    assert ir.task("ceilings")["cachingOptions"] == {} and "dependentTasks" not in ir.task("ceilings")
+    assert {text for text in ir.arguments("peaks") if "=" in text and "$" in text} == checked
+    assert ir.task("peaks")["cachingOptions"] == {} and "dependentTasks" not in ir.task("peaks")
     assert not [step for step in plan_of(QUICKSTART).nodes if "--check" in ir.arguments(step)][1:]
     unknown = Ir(compile_anew(write({"data": {"source": "folder", "path": "s3://ours/x"}})))
     assert "--check" in unknown.arguments("prepare")  # which is not cached, so nothing is trained before

@@ -242,7 +242,7 @@ def test_a_step_that_failed_has_its_own_words_and_code(
     assert failure and failure[0] == "train"
     assert (failure[1].error, failure[1].exit_code) == (said, code)
     assert (ended.status, ended.exit_code) == ("failed", code)
-    assert ended.steps["deploy"].status == "blocked"
+    assert ended.steps["bundle"].status == "blocked"
     assert ("train", "failed") in listener.changes
 
 
@@ -261,7 +261,7 @@ def test_a_step_that_failed_without_a_word(
 
 @pytest.mark.parametrize(
     ("failing", "status", "code"),
-    [("ceilings", "done", ExitCode.DONE), ("select", "failed", ExitCode.STAGE_FAILED)],
+    [("peaks", "done", ExitCode.DONE), ("select", "failed", ExitCode.STAGE_FAILED)],
 )
 def test_a_step_that_only_shows_fails_no_run(
     api: Api, home: Path, listener: Talkative, failing: str, status: str, code: int
@@ -303,7 +303,7 @@ def test_a_run_that_was_stopped(api: Api, home: Path, listener: Talkative) -> No
     api.runs = [run("FAILED", nodes, history=("PENDING", "RUNNING", "CANCELING"))]
     ended = watched(home, record, listener)
     assert (ended.status, ended.exit_code) == ("interrupted", ExitCode.TERMINATED)
-    assert {ended.steps[name].status for name in ("train", "deploy")} == {"interrupted"}
+    assert {ended.steps[name].status for name in ("train", "bundle")} == {"interrupted"}
 
 
 def test_a_run_of_more_nodes_than_argo_keeps_unpacked(api: Api, home: Path, listener: Talkative) -> None:

@@ -215,8 +215,8 @@ def test_only_the_last_step_ends_the_run_in_mlflow(
     open_jobs: Callable[..., Bench], cluster: FakeJobs
 ) -> None:
     bench = open_jobs()
-    bench.jobs.prepare(tuple(bench.plan.nodes[name] for name in ("report", "deploy")))
-    for step in ("report", "deploy"):
+    bench.jobs.prepare(tuple(bench.plan.nodes[name] for name in ("report", "bundle")))
+    for step in ("report", "bundle"):
         bench.start(step)
         bench.end()
     last = {
@@ -224,7 +224,7 @@ def test_only_the_last_step_ends_the_run_in_mlflow(
         for name, job in cluster.jobs.items()
         if "about" not in name
     }
-    assert last == {f"report-{RUN}": None, f"deploy-{RUN}": "1"}
+    assert last == {f"report-{RUN}": None, f"bundle-{RUN}": "1"}
 
 
 def test_a_run_that_is_not_tracked_tells_its_pods_no_run(

@@ -126,9 +126,9 @@ def test_who_asks_for_what_only_shows_is_told_that_it_failed(run_variants: Run) 
 
 
 def test_what_only_shows_is_a_fact_of_the_stage() -> None:
-    assert {name for name, row in RESOURCES.items() if row.only_shows} == {"ceilings", "diagnose", "report"}
-    assert signature(report.run).optional == {"ceilings", "diagnosis"}
-    assert signature(diagnose.run).optional == {"ceilings"}
+    assert {name for name, row in RESOURCES.items() if row.only_shows} == {"peaks", "diagnose", "report"}
+    assert signature(report.run).optional == {"peaks", "diagnosis"}
+    assert signature(diagnose.run).optional == {"peaks"}
 
 
 def test_a_container_is_told_what_is_left_out() -> None:
@@ -140,6 +140,6 @@ def test_a_container_is_told_what_is_left_out() -> None:
             **{name: f"/{name}" for name in ("measured", "data", "diagnosis")},
         },
         out="/out",
-        left_out={"ceilings": "step ceilings failed: it broke"},
+        left_out={"peaks": "step peaks failed: it broke"},
     )
     assert parse(arguments_of(job)).job == job

@@ -28,12 +28,12 @@ def test_the_quickstart_is_the_chain_of_the_issue(quickstart: Plan) -> None:
         "compress",
         "export",
         "benchmark",
-        "ceilings",
+        "peaks",
         "diagnose",
         "report",
         "select",
         "register",
-        "deploy",
+        "bundle",
     }
     assert set(quickstart.nodes["benchmark"].inputs["engines"]) == {
         "fp32/eager",

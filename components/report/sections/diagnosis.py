@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from xml.etree.ElementTree import Element
 
-from hpml.artifacts.ceilings import CeilingsSpec
 from hpml.artifacts.diagnosis import DiagnosisSpec, EngineDiagnosis, Finding, LayerFigures
+from hpml.artifacts.peaks import PeaksSpec
 from hpml.reporting.elements import breakable, drawing, keyed, nowrap, table
 from hpml.reporting.format import ABSENT, percent, plain, sentence
 from hpml.reporting.markup import Child, node
@@ -19,28 +19,28 @@ _BOUND_CLASSES = {"compute": "k1", "memory": "k2", "overhead": "k0", None: "k0"}
 
 
 def diagnosis_section(
-    diagnosis: DiagnosisSpec, ceilings: CeilingsSpec | None, classes: dict[str, str], chosen: str | None
+    diagnosis: DiagnosisSpec, peaks: PeaksSpec | None, classes: dict[str, str], chosen: str | None
 ) -> Element:
     """The section of the report. classes: the colour of each engine; chosen: the engine shown by layer.
 
-    Without ceilings nothing is drawn under them.
+    Without peaks nothing is drawn under them.
     """
-    ceilings = ceilings or CeilingsSpec(hardware={}, bandwidths=(), gemms=())
+    peaks = peaks or PeaksSpec(hardware={}, bandwidths=(), gemms=())
     diagnosed = {name: one for name, one in diagnosis.engines.items() if one.status == "diagnosed"}
     return node(
         "section",
         node("h2", "Why it is not faster"),
-        [_engines_chart(diagnosis, ceilings, classes, device) for device in ("cpu", "cuda")],
+        [_engines_chart(diagnosis, peaks, classes, device) for device in ("cpu", "cuda")],
         [node("p", sentence(note), class_="warning") for note in diagnosis.notes],
         _verdicts(diagnosis, classes, chosen),
         [_findings(name, one, classes[name]) for name, one in diagnosed.items() if one.findings],
-        _layers(chosen, diagnosed[chosen], diagnosis, ceilings) if chosen in diagnosed and chosen else None,
+        _layers(chosen, diagnosed[chosen], diagnosis, peaks) if chosen in diagnosed and chosen else None,
         class_="diagnosis",
     )
 
 
 def _engines_chart(
-    diagnosis: DiagnosisSpec, ceilings: CeilingsSpec, classes: dict[str, str], device: str
+    diagnosis: DiagnosisSpec, peaks: PeaksSpec, classes: dict[str, str], device: str
 ) -> Element | None:
     points = [
         Point(name, classes[name], one.flops / one.bytes, one.flops / one.time_us / 1e3)
@@ -49,13 +49,13 @@ def _engines_chart(
     ]
     whose = f"{diagnosis.threads} threads" if device == "cpu" else "the GPU"
     caption = (
-        f"Each engine at batch 1 under the measured ceilings of {whose}. Under a slope, memory is the limit; "
+        f"Each engine at batch 1 under the measured peaks of {whose}. Under a slope, memory is the limit; "
         "under a flat line, arithmetic is; far below both, neither is."
     )
     title = "Roofline: arithmetic rate of each engine against its operations per byte"
     return drawing(
         lambda width: roofline(
-            ceilings, points, threads=diagnosis.threads, title=title, width=width, device=device
+            peaks, points, threads=diagnosis.threads, title=title, width=width, device=device
         ),
         caption,
     )
@@ -65,7 +65,7 @@ def _engines_chart(
 
 
 def _verdicts(diagnosis: DiagnosisSpec, classes: dict[str, str], chosen: str | None) -> Element:
-    columns = ["engine", "bound by", "% of the ceiling"]
+    columns = ["engine", "bound by", "% of the peak"]
     rows = []
     for name, one in diagnosis.engines.items():
         cells: list[list[Child]] = [
@@ -100,9 +100,7 @@ def _share(share: float | None) -> Element:
 # -------------------------------------------------------------------------------------------- by layer
 
 
-def _layers(
-    name: str, one: EngineDiagnosis, diagnosis: DiagnosisSpec, ceilings: CeilingsSpec
-) -> Element | None:
+def _layers(name: str, one: EngineDiagnosis, diagnosis: DiagnosisSpec, peaks: PeaksSpec) -> Element | None:
     if not one.layers:
         return None
     slowest = sorted(one.layers, key=lambda layer: -layer.time_us)
@@ -128,7 +126,7 @@ def _layers(
         node("h3", ["Where the time of ", *breakable(name), " goes"]),
         drawing(
             lambda width: roofline(
-                ceilings, points, threads=diagnosis.threads, title=title, width=width, device=one.device
+                peaks, points, threads=diagnosis.threads, title=title, width=width, device=one.device
             ),
             caption,
         ),
@@ -138,7 +136,7 @@ def _layers(
 
 
 def _layer_table(layers: list[LayerFigures], one: EngineDiagnosis) -> Element:
-    columns = ["layer", "time, µs", "Gflop/s", "bound by", "% of the ceiling"]
+    columns = ["layer", "time, µs", "Gflop/s", "bound by", "% of the peak"]
     rows = []
     for layer in layers:
         rate = layer.flops / layer.time_us / 1e3 if layer.flops and layer.time_us else None
@@ -163,7 +161,7 @@ def _times_in_words(one: EngineDiagnosis, *, shown: int) -> str:
         f"The {shown} slowest layers, with the share of the time of all. All add up to "
         f"{plain(one.profiled_us / 1e3)} ms in the profile; a request takes {plain(one.time_us / 1e3)} ms in "
         "the benchmark, without the profiler. Operations count 2 per multiply-accumulate; bytes are weights, "
-        "inputs and outputs, each once. The ceiling of a layer is the slower of its arithmetic at the "
+        "inputs and outputs, each once. The peak of a layer is the slower of its arithmetic at the "
         "machine's fastest matrix product in its precision and its bytes at the bandwidth of the level of "
         "the memory that holds them."
     )

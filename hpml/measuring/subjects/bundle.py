@@ -1,4 +1,4 @@
-"""A deployable bundle, as the stage `deploy` wrote it."""
+"""A deployable bundle, as the stage `bundle` wrote it."""
 
 from __future__ import annotations
 

@@ -18,9 +18,9 @@ from hpml.artifacts.folder import Artifact, open_artifact, seal_artifact
 from hpml.artifacts.measurements import MeasurementsSpec
 from hpml.artifacts.model import ModelSpec
 from hpml.components.benchmark.stage import run
-from hpml.components.ceilings import measure as measuring_roofs
-from hpml.components.ceilings import stage as roofs
 from hpml.components.diagnose import stage as diagnose
+from hpml.components.peaks import measure as measuring_roofs
+from hpml.components.peaks import stage as roofs
 from hpml.components.report import stage as report
 from hpml.core.contract import validate
 from hpml.core.errors import ConfigInvalid, StageFailed
@@ -84,15 +84,13 @@ def test_every_engine_is_measured_or_carried_with_its_reason(
     assert "latency_ms_p50/int8/onnx" in measured.manifest.metrics
 
     monkeypatch.setattr(measuring_roofs, "_MEMORY_SHARE", 1e-2)  # of the memory: its DRAM is tested elsewhere
-    ceilings = run_stage(
-        roofs.run, roofs.CeilingsConfig(threads=(2,), gemm_sizes=(64,), rounds=5, time_budget_s=1)
-    )
+    peaks = run_stage(roofs.run, roofs.PeaksConfig(threads=(2,), gemm_sizes=(64,), rounds=5, time_budget_s=1))
     why = run_stage(
         diagnose.run,
         diagnose.DiagnoseConfig(requests=10),
         engines=engines,
         measured=measured,
-        ceilings=ceilings,
+        peaks=peaks,
         data=digits_data,
     )
     assert {name: one.status for name, one in why.spec.engines.items()} == {
@@ -106,7 +104,7 @@ def test_every_engine_is_measured_or_carried_with_its_reason(
         engines=engines,
         models={"base": small_model},
         data=digits_data,
-        ceilings=ceilings,
+        peaks=peaks,
         diagnosis=why,
     )
     assert 0 < written.file("report.html").stat().st_size <= 256 * 1024

@@ -82,23 +82,23 @@ def test_the_bound_holds_in_99_of_100_cases_and_is_not_far_off() -> None:
 # ------------------------------------------------------------------------------------------- the largest rate
 
 
-def _searched(ceiling: float, largest: float) -> tuple[Bisection, int]:
-    search, trials = Bisection(ceiling), 0
+def _searched(peak: float, largest: float) -> tuple[Bisection, int]:
+    search, trials = Bisection(peak), 0
     while (rate := search.next_rate()) is not None:
         search.learn(rate, passes=rate <= largest)
         trials += 1
     return search, trials
 
 
-@given(ceiling=st.floats(0.1, 1e5), share=st.floats(0.02, 20))
-def test_the_search_brackets_the_largest_rate_to_its_precision(ceiling: float, share: float) -> None:
-    search, trials = _searched(ceiling, share * ceiling)
-    assert search.passed <= share * ceiling < search.failed <= PRECISION * search.passed * (1 + 1e-9)
+@given(peak=st.floats(0.1, 1e5), share=st.floats(0.02, 20))
+def test_the_search_brackets_the_largest_rate_to_its_precision(peak: float, share: float) -> None:
+    search, trials = _searched(peak, share * peak)
+    assert search.passed <= share * peak < search.failed <= PRECISION * search.passed * (1 + 1e-9)
     assert trials <= 12
 
 
 @given(share=st.floats(0.83, 0.999))
-def test_near_the_ceiling_few_trials_are_enough(share: float) -> None:
+def test_near_the_peak_few_trials_are_enough(share: float) -> None:
     assert _searched(1000.0, share * 1000.0)[1] <= 4
 
 

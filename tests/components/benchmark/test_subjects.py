@@ -21,8 +21,8 @@ from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact, open_artifact, seal_artifact
 from hpml.artifacts.measurements import EngineFigures, EngineSettings
 from hpml.artifacts.registration import RegistrationSpec
-from hpml.components.deploy import stage as deploy
-from hpml.components.deploy.config import DeployConfig
+from hpml.components.bundle import stage as bundling
+from hpml.components.bundle.config import BundleConfig
 from hpml.core import hardware
 from hpml.core.errors import ConfigInvalid, HpmlError, StageFailed, Unavailable
 from hpml.measuring.goals import DECISION_FILE, DecisionRecord, Goals, Verdict
@@ -272,7 +272,7 @@ def deployed(
     tmp_path_factory: pytest.TempPathFactory,
     run_stage_once: Any,
 ) -> Artifact[BundleSpec]:
-    """A bundle by the stage deploy. Not to be changed."""
+    """A bundle by the stage bundle. Not to be changed."""
     place = tmp_path_factory.mktemp("deployable")
     engine = digits_engines["fp32/onnx"]
     lineage = engine.manifest.lineage
@@ -303,8 +303,8 @@ def deployed(
     (place / "version").mkdir()
     seal_artifact(place / "version", spec=version, metrics={}, lineage=lineage)
     return run_stage_once(
-        deploy.run,
-        DeployConfig(),
+        bundling.run,
+        BundleConfig(),
         engine=open_artifact(place / "engine", kind="engine"),
         version=open_artifact(place / "version", kind="registration"),
     )

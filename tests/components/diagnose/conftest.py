@@ -1,4 +1,4 @@
-"""Real engines with one trait each, built node by node, and ceilings to compare them with."""
+"""Real engines with one trait each, built node by node, and peaks to compare them with."""
 
 from __future__ import annotations
 
@@ -14,7 +14,6 @@ import onnx
 import pytest
 from onnx import NodeProto, TensorProto, helper, numpy_helper
 
-from hpml.artifacts.ceilings import BandwidthPoint, CeilingsSpec, GemmPoint
 from hpml.artifacts.dataset import DatasetSpec, SplitSpec
 from hpml.artifacts.diagnosis import DiagnosisSpec
 from hpml.artifacts.engine import EngineSpec
@@ -23,6 +22,7 @@ from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import EngineFigures, EngineSettings, MeasurementsSpec, Throughput
 from hpml.artifacts.model import QuantizationSpec
 from hpml.artifacts.model_input import InputSpec
+from hpml.artifacts.peaks import BandwidthPoint, GemmPoint, PeaksSpec
 from hpml.components.diagnose import stage as diagnose
 from hpml.core.contract import validate
 from hpml.targets import AnyTarget
@@ -31,7 +31,7 @@ from hpml.targets.tensorrt import GRAPH, without_weights
 from tests.conftest import LINEAGE
 
 THREADS = 2
-INT8_GAIN = 4.0  # of the int8 GEMM over the fp32 one, in these ceilings
+INT8_GAIN = 4.0  # of the int8 GEMM over the fp32 one, in these peaks
 LEVELS = {"L1": 32_000, "L2": 1_000_000, "L3": 16_000_000, "DRAM": 256_000_000}
 
 Shape = tuple[int, int, int]
@@ -42,13 +42,13 @@ def interval(value: float) -> Interval:
     return Interval(value=value, low=0.97 * value, high=1.03 * value)
 
 
-def make_ceilings(
+def make_peaks(
     *,
     gflop_per_s: float = 100.0,
     gb_per_s: float = 50.0,
     int8_gain: float = INT8_GAIN,
     threads: int = THREADS,
-) -> CeilingsSpec:
+) -> PeaksSpec:
     """Of a machine with the same bandwidth in all levels of its memory."""
     bandwidths = tuple(
         BandwidthPoint(
@@ -72,12 +72,12 @@ def make_ceilings(
         )
         for precision, rate in (("fp32", gflop_per_s), ("int8", int8_gain * gflop_per_s))
     )
-    return CeilingsSpec(hardware={}, bandwidths=bandwidths, gemms=gemms)
+    return PeaksSpec(hardware={}, bandwidths=bandwidths, gemms=gemms)
 
 
-def make_gpu_ceilings(*, gflop_per_s: float = 50_000.0, gb_per_s: float = 2_000.0) -> CeilingsSpec:
+def make_gpu_peaks(*, gflop_per_s: float = 50_000.0, gb_per_s: float = 2_000.0) -> PeaksSpec:
     """Of a machine with a GPU: fp16 is 2 times as fast there as fp32, int8 is 4 times."""
-    cpu = make_ceilings()
+    cpu = make_peaks()
     on_gpu = {"device": "cuda", "threads": 1}
     memory = cpu.bandwidths[-1].model_copy(
         update={**on_gpu, "level": "device", "gb_per_s": interval(gb_per_s)}
@@ -288,7 +288,7 @@ def run_diagnosis(run_stage: Any, images: Any, tmp_path: Path) -> Diagnose:
     def run(
         engines: Engines,
         *,
-        ceilings: CeilingsSpec | None = None,
+        peaks: PeaksSpec | None = None,
         threads: int = THREADS,
         time_us: Mapping[str, float] | None = None,
         throughput: Mapping[str, Mapping[int, float]] | None = None,
@@ -305,7 +305,7 @@ def run_diagnosis(run_stage: Any, images: Any, tmp_path: Path) -> Diagnose:
         )
         for name, of_engine in (settings or {}).items():
             measured.engines[name] = measured.engines[name].model_copy(update={"settings": of_engine})
-        folders = [tmp_path / f"{kind}-{next(counter)}" for kind in ("measured", "ceilings")]
+        folders = [tmp_path / f"{kind}-{next(counter)}" for kind in ("measured", "peaks")]
         for folder in folders:
             folder.mkdir()
         spec: DiagnosisSpec = run_stage(
@@ -313,7 +313,7 @@ def run_diagnosis(run_stage: Any, images: Any, tmp_path: Path) -> Diagnose:
             diagnose.DiagnoseConfig(**{"seconds": 0.2, **config}),
             engines=dict(engines),
             measured=sealed(folders[0], measured, "measurements"),
-            ceilings=sealed(folders[1], ceilings or make_ceilings(threads=threads), "ceilings"),
+            peaks=sealed(folders[1], peaks or make_peaks(threads=threads), "peaks"),
             data=data or images(next(iter(engines.values())).spec.input.shape_chw),
         ).spec
         return spec

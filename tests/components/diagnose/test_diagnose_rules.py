@@ -11,11 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpml.artifacts.ceilings import CeilingsSpec
 from hpml.artifacts.core_state import CoreState
 from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.measurements import StateFigures
+from hpml.artifacts.peaks import PeaksSpec
 from hpml.components.diagnose import onnx_nodes, onnx_profile
 from hpml.components.diagnose.config import DiagnoseConfig
 from hpml.components.diagnose.examine import facts_of, vector_lanes
@@ -33,9 +33,9 @@ from tests.components.diagnose.conftest import (
     MakeEngine,
     Network,
     interval,
-    make_ceilings,
-    make_gpu_ceilings,
+    make_gpu_peaks,
     make_measured,
+    make_peaks,
     rules_of,
 )
 
@@ -81,11 +81,11 @@ class Said:
         """What the layers reached."""
         return sum(layer.bytes for layer in self.profile.layers) / self.time_us / 1e3
 
-    def under(self, ceilings: CeilingsSpec) -> tuple[str | None, str, dict[str, str]]:
+    def under(self, peaks: PeaksSpec) -> tuple[str | None, str, dict[str, str]]:
         """What binds it, the verdict, and the sentence of each finding by its rule."""
         engines = {"it/onnx": self.engine}
         measured = make_measured(engines, {"it/onnx": self.time_us}, {})
-        facts = facts_of("it/onnx", engines, measured, self.profile, Roofs(ceilings, threads=THREADS))
+        facts = facts_of("it/onnx", engines, measured, self.profile, Roofs(peaks, threads=THREADS))
         found = findings(facts)
         rules = {item.finding.rule: item.finding.sentence for item in found}
         return facts.bound, verdict(facts, found), rules
@@ -93,7 +93,7 @@ class Said:
 
 @pytest.fixture
 def profiled(make_engine: MakeEngine, tmp_path: Path) -> Callable[[Network], Said]:
-    """Profile a network once, so that ceilings can be put where its layers were in that very profile."""
+    """Profile a network once, so that peaks can be put where its layers were in that very profile."""
 
     def run(network: Network) -> Said:
         engine = make_engine(network)
@@ -114,19 +114,19 @@ def test_dispatch(make_engine: MakeEngine, run_diagnosis: Diagnose) -> None:
     assert one.bound == "overhead"
     assert one.verdict.startswith("dispatch-bound: ")
     sentence = rules_of(diagnosis, "tiny/onnx")["dispatch"]
-    assert "ms of work at the machine's ceilings in" in sentence and "layers have too little work" in sentence
+    assert "ms of work at the machine's peaks in" in sentence and "layers have too little work" in sentence
 
 
-def test_near_the_arithmetic_ceiling_and_far_from_it(profiled: Callable[[Network], Said]) -> None:
+def test_near_the_arithmetic_peak_and_far_from_it(profiled: Callable[[Network], Said]) -> None:
     said = profiled(convolutions(64, 64))
-    bound, near, found = said.under(make_ceilings(gflop_per_s=1.05 * said.gflop_per_s, gb_per_s=1e4))
+    bound, near, found = said.under(make_peaks(gflop_per_s=1.05 * said.gflop_per_s, gb_per_s=1e4))
     assert bound == "compute" and near.startswith("compute-bound: ")
-    assert "near-arithmetic-ceiling" in found
+    assert "near-arithmetic-peak" in found
     assert not {"slow-kernels", "dispatch"} & set(found)
-    bound, far, found = said.under(make_ceilings(gflop_per_s=20 * said.gflop_per_s, gb_per_s=1e4))
-    assert bound == "overhead" and far.startswith("bound by kernels far below their ceilings: ")
-    assert "near-arithmetic-ceiling" not in found
-    assert "of the ceiling: conv" in found["slow-kernels"]
+    bound, far, found = said.under(make_peaks(gflop_per_s=20 * said.gflop_per_s, gb_per_s=1e4))
+    assert bound == "overhead" and far.startswith("bound by kernels far below their peaks: ")
+    assert "near-arithmetic-peak" not in found
+    assert "of the peak: conv" in found["slow-kernels"]
 
 
 def test_memory(profiled: Callable[[Network], Said]) -> None:
@@ -134,9 +134,9 @@ def test_memory(profiled: Callable[[Network], Said]) -> None:
     for op in ("Sigmoid", "Abs", "Neg", "Floor"):
         chain.then(op).plus(0.5)
     said = profiled(chain)
-    bound, _, found = said.under(make_ceilings(gflop_per_s=1e5, gb_per_s=0.8 * said.gb_per_s))
+    bound, _, found = said.under(make_peaks(gflop_per_s=1e5, gb_per_s=0.8 * said.gb_per_s))
     assert bound == "memory" and "for memory" in found["memory"]
-    _, _, found = said.under(make_ceilings(gb_per_s=1e5))
+    _, _, found = said.under(make_peaks(gb_per_s=1e5))
     assert "memory" not in found
 
 
@@ -149,16 +149,16 @@ def pair(make_engine: MakeEngine) -> dict[str, object]:
     }
 
 
-def test_below_the_int8_ceiling(pair: dict[str, object], run_diagnosis: Diagnose) -> None:
+def test_below_the_int8_peak(pair: dict[str, object], run_diagnosis: Diagnose) -> None:
     times_us = {"fp32/onnx": 2000.0, "int8/onnx": 1000.0}
     short = run_diagnosis(pair, time_us=times_us)
-    sentence = rules_of(short, "int8/onnx")["below-int8-ceiling"]
-    assert sentence.startswith("int8 ceiling 4.0x, reached 2.0x against fp32/onnx: ")
-    assert "below-int8-ceiling" not in rules_of(short, "fp32/onnx")
+    sentence = rules_of(short, "int8/onnx")["below-int8-peak"]
+    assert sentence.startswith("int8 peak 4.0x, reached 2.0x against fp32/onnx: ")
+    assert "below-int8-peak" not in rules_of(short, "fp32/onnx")
     reached_it = run_diagnosis(pair, time_us={**times_us, "int8/onnx": 520.0})
-    assert "below-int8-ceiling" not in rules_of(reached_it, "int8/onnx")
-    no_gain = run_diagnosis(pair, time_us=times_us, ceilings=make_ceilings(int8_gain=1.0))
-    assert "below-int8-ceiling" not in rules_of(no_gain, "int8/onnx")
+    assert "below-int8-peak" not in rules_of(reached_it, "int8/onnx")
+    no_gain = run_diagnosis(pair, time_us=times_us, peaks=make_peaks(int8_gain=1.0))
+    assert "below-int8-peak" not in rules_of(no_gain, "int8/onnx")
 
 
 def test_slower_than_fp32_at_some_batch_sizes(pair: dict[str, object], run_diagnosis: Diagnose) -> None:
@@ -199,14 +199,14 @@ def test_conversions_and_what_stayed_in_fp32(make_engine: MakeEngine, run_diagno
 
 
 def test_stem(make_engine: MakeEngine, run_diagnosis: Diagnose) -> None:
-    fast = make_ceilings(gflop_per_s=5000, gb_per_s=5000)
+    fast = make_peaks(gflop_per_s=5000, gb_per_s=5000)
     images_in = {"stem/onnx": make_engine(convolutions(32, 32, inputs=3))}
-    sentence = rules_of(run_diagnosis(images_in, ceilings=fast), "stem/onnx")["stem"]
+    sentence = rules_of(run_diagnosis(images_in, peaks=fast), "stem/onnx")["stem"]
     assert sentence.startswith("the stem conv0 has 3 input channels: it reaches ")
     features_in = {"stem/onnx": make_engine(convolutions(32, 32, inputs=16))}
-    assert "stem" not in rules_of(run_diagnosis(features_in, ceilings=fast), "stem/onnx")
+    assert "stem" not in rules_of(run_diagnosis(features_in, peaks=fast), "stem/onnx")
     quantized = {"stem/onnx": make_engine(convolutions(32, 32, inputs=3), activations="uint8")}
-    diagnosis = run_diagnosis(quantized, ceilings=fast)
+    diagnosis = run_diagnosis(quantized, peaks=fast)
     (first, *_) = (one for one in diagnosis.engines["stem/onnx"].layers if one.name == "conv0")
     assert first.op == "QLinearConv"
     assert "the stem conv0 has 3 input channels" in rules_of(diagnosis, "stem/onnx")["stem"]
@@ -288,7 +288,7 @@ def far_cores(
     figures = measured.engines["it/onnx"].model_copy(update={"states": of_engine})
     measured = measured.model_copy(update={"states": states, "engines": {"it/onnx": figures}})
     profile = Profile((), one_thread_us=one_thread_ms and 1e3 * one_thread_ms)
-    facts = facts_of("it/onnx", engines, measured, profile, Roofs(make_ceilings(), threads=threads))
+    facts = facts_of("it/onnx", engines, measured, profile, Roofs(make_peaks(), threads=threads))
     found = {item.finding.rule: item.finding for item in findings(facts)}
     said = found.get("far-cores")
     return (said.sentence, said.remedy) if said else ("", "")
@@ -329,14 +329,14 @@ def on_gpu(make_engine: MakeEngine) -> OnGpu:
     nodes = onnx_nodes.read(plan.path / GRAPH, plan.spec.input)
 
     def findings_on(
-        *times_us: float, request_us: float = 0.0, unquantized_us: float = 1e6, **ceilings: float
+        *times_us: float, request_us: float = 0.0, unquantized_us: float = 1e6, **peaks: float
     ) -> dict[str, str]:
         profile = layers_of(by_hand.inferences((*times_us, 0.0)), by_hand.inspected(), nodes)
         request_us = request_us or sum(times_us)
         measured = make_measured(
             engines, {"int8/tensorrt": request_us, "fp16/tensorrt": unquantized_us}, {}, threads=2
         )
-        roofs = Roofs(make_gpu_ceilings(**ceilings), threads=2, device="cuda")
+        roofs = Roofs(make_gpu_peaks(**peaks), threads=2, device="cuda")
         found = findings(facts_of("int8/tensorrt", engines, measured, profile, roofs))
         return {item.finding.rule: item.finding.sentence for item in found}
 
@@ -369,11 +369,11 @@ def test_conversions_and_copies_on_a_gpu(on_gpu: OnGpu) -> None:
 
 
 def test_int8_is_held_against_what_was_quantized(on_gpu: OnGpu) -> None:
-    """TensorRT's other engine is in fp16: the ceiling is that of int8 over fp16, 4x / 2x."""
+    """TensorRT's other engine is in fp16: the peak is that of int8 over fp16, 4x / 2x."""
     found = on_gpu(10, 20, 20, 10, 20, 10, 10, unquantized_us=120.0)
-    assert found["below-int8-ceiling"].startswith("int8 ceiling 2.0x, reached 1.2x against fp16/tensorrt: ")
-    assert "20 % of the time is in fp32 nodes" in found["below-int8-ceiling"]
-    assert "below-int8-ceiling" not in on_gpu(10, 20, 20, 10, 20, 10, 10, unquantized_us=190.0)
+    assert found["below-int8-peak"].startswith("int8 peak 2.0x, reached 1.2x against fp16/tensorrt: ")
+    assert "20 % of the time is in fp32 nodes" in found["below-int8-peak"]
+    assert "below-int8-peak" not in on_gpu(10, 20, 20, 10, 20, 10, 10, unquantized_us=190.0)
 
 
 def test_stem_on_a_gpu(on_gpu: OnGpu) -> None:

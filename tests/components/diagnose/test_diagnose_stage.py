@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from hpml.artifacts.ceilings import CeilingsSpec
 from hpml.artifacts.measurements import EngineSettings
+from hpml.artifacts.peaks import PeaksSpec
 from hpml.components.diagnose.layers import Layer
 from hpml.components.diagnose.roofs import Roofs, model_bound
 from tests.components.diagnose.conftest import (
@@ -15,8 +15,8 @@ from tests.components.diagnose.conftest import (
     MakeEngine,
     Network,
     interval,
-    make_ceilings,
-    make_gpu_ceilings,
+    make_gpu_peaks,
+    make_peaks,
 )
 
 
@@ -38,10 +38,10 @@ def layer(**changes: Any) -> Layer:
 
 
 @pytest.fixture(scope="module")
-def stepped() -> CeilingsSpec:
+def stepped() -> PeaksSpec:
     """100 Gflop/s; 400, 200, 50 and 10 GB/s in the levels of the memory."""
     rates = {"L1": 400.0, "L2": 200.0, "L3": 50.0, "DRAM": 10.0}
-    spec = make_ceilings(gflop_per_s=100.0)
+    spec = make_peaks(gflop_per_s=100.0)
     points = (
         point.model_copy(update={"gb_per_s": interval(rates[point.level])}) for point in spec.bandwidths
     )
@@ -53,12 +53,12 @@ def stepped() -> CeilingsSpec:
     [(1_000, 400), (32_000, 400), (32_001, 200), (1_000_000, 200), (2_000_000, 50), (10**12, 10)],
 )
 def test_bytes_come_from_the_smallest_level_that_holds_them(
-    stepped: CeilingsSpec, size: int, gb_per_s: float
+    stepped: PeaksSpec, size: int, gb_per_s: float
 ) -> None:
     assert Roofs(stepped, threads=2).gb_per_s(size) == gb_per_s
 
 
-def test_a_layer_under_the_roofs(stepped: CeilingsSpec) -> None:
+def test_a_layer_under_the_roofs(stepped: PeaksSpec) -> None:
     roofs = Roofs(stepped, threads=2)
     judged = roofs.judge(layer(), all_weight_bytes=5_000_000)
     assert judged.compute_us == pytest.approx(10.0)
@@ -69,11 +69,11 @@ def test_a_layer_under_the_roofs(stepped: CeilingsSpec) -> None:
     assert judged.bound == "compute"
     assert roofs.judge(layer(time_us=21.0), all_weight_bytes=0).bound == "overhead"
     assert roofs.judge(layer(flops=100, time_us=2.0), all_weight_bytes=5_000_000).bound == "memory"
-    moving = roofs.judge(layer(flops=0, precision="bf16"), all_weight_bytes=0)  # no ceiling needed for bf16
+    moving = roofs.judge(layer(flops=0, precision="bf16"), all_weight_bytes=0)  # no peak needed for bf16
     assert moving.share_of_roof is None and moving.roof_us == moving.memory_us
 
 
-def test_what_is_faster_than_its_ceiling_has_no_share_of_it(stepped: CeilingsSpec) -> None:
+def test_what_is_faster_than_its_peak_has_no_share_of_it(stepped: PeaksSpec) -> None:
     """torch's matrix product picked AVX2 kernels, its convolutions did not: 1.75 of a peak is no share."""
     roofs = Roofs(stepped, threads=2)
     fast, slow = (roofs.judge(layer(time_us=time_us), all_weight_bytes=0) for time_us in (5.7, 20.0))
@@ -81,9 +81,9 @@ def test_what_is_faster_than_its_ceiling_has_no_share_of_it(stepped: CeilingsSpe
     assert slow.share_of_roof == pytest.approx(0.5) and not slow.is_above_roof
 
 
-def test_a_looser_ceiling_stands_in_for_one_that_was_not_stable() -> None:
-    alone = make_ceilings(gflop_per_s=100.0, gb_per_s=30.0, threads=1)
-    both = make_ceilings(gflop_per_s=150.0, gb_per_s=40.0, threads=2)
+def test_a_looser_peak_stands_in_for_one_that_was_not_stable() -> None:
+    alone = make_peaks(gflop_per_s=100.0, gb_per_s=30.0, threads=1)
+    both = make_peaks(gflop_per_s=150.0, gb_per_s=40.0, threads=2)
     spec = alone.model_copy(
         update={
             "gemms": alone.gemms + tuple(_unstable(both.gemms, precision="fp32")),
@@ -97,20 +97,20 @@ def test_a_looser_ceiling_stands_in_for_one_that_was_not_stable() -> None:
     assert roofs.gb_per_s(8_000_000) == 60.0  # likewise
     assert roofs.gb_per_s(10**9) == 60.0  # L3's, for DRAM was stable with no number of threads
     assert roofs.notes() == (
-        "ceilings of 2 threads not known: DRAM bandwidth",
-        "ceilings of 2 threads not stable, so 2 times that of one thread stands in: "
+        "peaks of 2 threads not known: DRAM bandwidth",
+        "peaks of 2 threads not stable, so 2 times that of one thread stands in: "
         "fp32 arithmetic, L3 bandwidth",
     )
     assert Roofs(both, threads=2).notes() == ()
 
 
 def test_the_fastest_round_stands_in_where_no_thread_count_was_stable() -> None:
-    spec = make_ceilings(threads=2)
+    spec = make_peaks(threads=2)
     gemms = tuple(point.model_copy(update={"gflop_per_s": None, "fastest": 123.0}) for point in spec.gemms)
     roofs = Roofs(spec.model_copy(update={"gemms": gemms}), threads=2)
     assert roofs.gflop_per_s("fp32") == 123.0
     assert roofs.notes() == (
-        "ceilings of 2 threads not stable, so its fastest round stands in: fp32 arithmetic, int8 arithmetic",
+        "peaks of 2 threads not stable, so its fastest round stands in: fp32 arithmetic, int8 arithmetic",
     )
 
 
@@ -126,7 +126,7 @@ def _unstable(points: Any, **which: str) -> list[Any]:
 
 
 def test_rates_of_signed_products_are_known_where_both_were_measured() -> None:
-    spec = make_ceilings()
+    spec = make_peaks()
     fp32, int8 = spec.gemms
     pair = [
         int8.model_copy(update={"library": f"onnxruntime (MLAS) {sign}", "gflop_per_s": interval(rate)})
@@ -139,7 +139,7 @@ def test_rates_of_signed_products_are_known_where_both_were_measured() -> None:
 
 
 def test_a_gpu_has_roofs_of_its_own() -> None:
-    spec = make_gpu_ceilings(gflop_per_s=1000.0, gb_per_s=500.0)
+    spec = make_gpu_peaks(gflop_per_s=1000.0, gb_per_s=500.0)
     cpu, gpu = Roofs(spec, threads=2), Roofs(spec, threads=2, device="cuda")
     assert (cpu.gflop_per_s("int8"), gpu.gflop_per_s("int8"), gpu.gflop_per_s("fp16")) == (400, 4000, 2000)
     assert (cpu.gflop_per_s("fp16"), gpu.gflop_per_s("bf16")) == (None, None)
@@ -150,12 +150,12 @@ def test_a_gpu_has_roofs_of_its_own() -> None:
     unstable = tuple(point.model_copy(update={"gflop_per_s": None, "fastest": 1.0}) for point in spec.gemms)
     noted = Roofs(spec.model_copy(update={"gemms": unstable}), threads=2, device="cuda").notes()
     assert noted[0] == (
-        "ceilings of the GPU not stable, so its fastest round stands in: "
+        "peaks of the GPU not stable, so its fastest round stands in: "
         "fp32 arithmetic, fp16 arithmetic, int8 arithmetic"
     )
 
 
-def test_without_a_ceiling_nothing_is_claimed(stepped: CeilingsSpec) -> None:
+def test_without_a_peak_nothing_is_claimed(stepped: PeaksSpec) -> None:
     unknown = Roofs(stepped, threads=2).judge(layer(precision="bf16"), all_weight_bytes=0)
     other_threads = Roofs(stepped, threads=3).judge(layer(), all_weight_bytes=0)
     for judged in (unknown, other_threads):
@@ -163,21 +163,19 @@ def test_without_a_ceiling_nothing_is_claimed(stepped: CeilingsSpec) -> None:
     assert model_bound((unknown,), 10.0) is None
 
 
-def test_an_engine_without_ceilings_still_has_its_layers(
+def test_an_engine_without_peaks_still_has_its_layers(
     make_engine: MakeEngine, run_diagnosis: Diagnose
 ) -> None:
-    one = run_diagnosis({"fp32/onnx": make_engine(small())}, ceilings=make_ceilings(threads=7)).engines[
-        "fp32/onnx"
-    ]
+    one = run_diagnosis({"fp32/onnx": make_engine(small())}, peaks=make_peaks(threads=7)).engines["fp32/onnx"]
     assert one.status == "diagnosed" and one.layers
     assert (one.roof_us, one.share_of_roof, one.bound) == (None, None, None)
-    assert one.verdict.startswith("The machine has no stable ceilings for 2 threads")
+    assert one.verdict.startswith("The machine has no stable peaks for 2 threads")
 
 
 def test_what_is_written_adds_up(make_engine: MakeEngine, run_diagnosis: Diagnose) -> None:
     engines = {"fp32/onnx": make_engine(small())}
-    fast = make_ceilings(gflop_per_s=1e4)  # beyond any machine of these tests
-    whole = run_diagnosis(engines, ceilings=fast).engines["fp32/onnx"]
+    fast = make_peaks(gflop_per_s=1e4)  # beyond any machine of these tests
+    whole = run_diagnosis(engines, peaks=fast).engines["fp32/onnx"]
     assert whole.flops == sum(one.flops for one in whole.layers)
     assert whole.bytes == sum(one.bytes for one in whole.layers)
     assert whole.profiled_us == pytest.approx(sum(one.time_us for one in whole.layers), abs=0.01)
@@ -191,19 +189,18 @@ def test_what_is_written_adds_up(make_engine: MakeEngine, run_diagnosis: Diagnos
     assert few.profiled_us > sum(one.time_us for one in few.layers)
 
 
-def test_an_engine_faster_than_its_ceilings_shows_no_share_of_them(
+def test_an_engine_faster_than_its_peaks_shows_no_share_of_them(
     make_engine: MakeEngine, run_diagnosis: Diagnose
 ) -> None:
-    said = run_diagnosis({"fp32/onnx": make_engine(small())}, ceilings=make_ceilings(gflop_per_s=1e-3))
+    said = run_diagnosis({"fp32/onnx": make_engine(small())}, peaks=make_peaks(gflop_per_s=1e-3))
     one = said.engines["fp32/onnx"]
     assert one.roof_us is not None and one.roof_us > one.time_us
     assert one.share_of_roof is None
     assert all(layer.share_of_roof is None for layer in one.layers if layer.flops)
     assert (
-        one.verdict.startswith("compute-bound: ")
-        and "ceilings measured here, which are too low" in one.verdict
+        one.verdict.startswith("compute-bound: ") and "peaks measured here, which are too low" in one.verdict
     )
-    assert any("layers were faster than the ceilings measured here" in note for note in said.notes)
+    assert any("layers were faster than the peaks measured here" in note for note in said.notes)
 
 
 def test_what_cannot_be_diagnosed_says_why(make_engine: MakeEngine, run_diagnosis: Diagnose) -> None:
@@ -236,7 +233,7 @@ def test_each_engine_is_diagnosed_with_the_threads_that_it_was_measured_with(
     said = run_diagnosis(engines, settings={"twin/onnx": EngineSettings(threads=1)})
     assert [one.threads for one in said.engines.values()] == [2, 1]
     assert said.engines["fp32/onnx"].roof_us and said.engines["twin/onnx"].roof_us is None
-    assert any(note.startswith("ceilings of one thread not known") for note in said.notes)
+    assert any(note.startswith("peaks of one thread not known") for note in said.notes)
 
 
 def test_an_engine_that_a_runtime_cannot_open_costs_the_others_nothing(
@@ -250,7 +247,7 @@ def test_an_engine_that_a_runtime_cannot_open_costs_the_others_nothing(
     assert one.status == "not diagnosed" and one.reason.startswith("ValidationError")
 
 
-def test_of_a_layer_too_short_to_be_timed_nothing_is_claimed(stepped: CeilingsSpec) -> None:
+def test_of_a_layer_too_short_to_be_timed_nothing_is_claimed(stepped: PeaksSpec) -> None:
     judged = Roofs(stepped, threads=2).judge(layer(time_us=0.0), all_weight_bytes=0)
     assert (judged.bound, judged.share_of_roof, judged.excess_us) == (None, None, 0.0)
 

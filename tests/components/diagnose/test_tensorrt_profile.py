@@ -27,7 +27,7 @@ from hpml.targets import TensorRT
 from hpml.targets.onnx_graph import export_graph, save_graph, to_fp16
 from hpml.targets.tensorrt import GRAPH, without_weights
 from tests.components.diagnose import tensorrt_by_hand as by_hand
-from tests.components.diagnose.conftest import Diagnose, MakeEngine, make_gpu_ceilings
+from tests.components.diagnose.conftest import Diagnose, MakeEngine, make_gpu_peaks
 
 GPU = "cuda NVIDIA H200"
 
@@ -224,7 +224,7 @@ class HandWritten:
         return first + by_hand.inferences(count=requests - 10), by_hand.inspected()
 
 
-def test_the_stage_puts_a_plan_under_the_ceilings_of_the_gpu(
+def test_the_stage_puts_a_plan_under_the_peaks_of_the_gpu(
     plan: Artifact[EngineSpec],
     make_engine: MakeEngine,
     run_diagnosis: Diagnose,
@@ -235,14 +235,14 @@ def test_the_stage_puts_a_plan_under_the_ceilings_of_the_gpu(
     clock = SimpleNamespace(perf_counter=itertools.count(step=1e-3).__next__)  # the warm-up takes 1 ms
     monkeypatch.setattr(tensorrt_profile, "time", clock)
     engines = {"int8/tensorrt": plan, "fp32/onnx": make_engine(by_hand.network())}
-    spec = run_diagnosis(engines, ceilings=make_gpu_ceilings(), time_us={"int8/tensorrt": 250.0})
+    spec = run_diagnosis(engines, peaks=make_gpu_peaks(), time_us={"int8/tensorrt": 250.0})
     one, other = spec.engines["int8/tensorrt"], spec.engines["fp32/onnx"]
     assert (one.status, one.device, other.device) == ("diagnosed", "cuda", "cpu")
     assert one.profiled_us == pytest.approx(sum(by_hand.TIMES_US))  # without the warm-up
     assert session.rows == 8
     conv2 = next(layer for layer in one.layers if layer.name == "conv2")
-    at_ceiling_us = max(conv2.flops / 200e6, conv2.bytes / 2e6)
-    assert conv2.share_of_roof == pytest.approx(at_ceiling_us / 20.0, abs=1e-4)
+    at_peak_us = max(conv2.flops / 200e6, conv2.bytes / 2e6)
+    assert conv2.share_of_roof == pytest.approx(at_peak_us / 20.0, abs=1e-4)
     assert conv2.kernel and conv2.nodes and conv2.formats
     assert any("not of its caches" in note for note in spec.notes)
     assert one.verdict.startswith("dispatch-bound: ")

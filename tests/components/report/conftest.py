@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hpml.artifacts.ceilings import CeilingsSpec
 from hpml.artifacts.dataset import DatasetSpec, SplitSpec
 from hpml.artifacts.diagnosis import DiagnosisSpec, EngineDiagnosis
 from hpml.artifacts.engine import EngineSpec
@@ -21,6 +20,7 @@ from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import Conditions, EngineFigures, MeasurementsSpec, Throughput
 from hpml.artifacts.model import ArchitectureSpec, ModelSpec, QuantizationSpec
 from hpml.artifacts.model_input import InputSpec
+from hpml.artifacts.peaks import PeaksSpec
 from hpml.core.contract import Config
 
 REFERENCE, BEST_FP32 = "fp32/eager", "fp32/onnx"
@@ -62,7 +62,7 @@ class Run:
     engines: dict[str, Artifact[EngineSpec]]
     models: dict[str, Artifact[ModelSpec]]
     data: Artifact[DatasetSpec]
-    ceilings: Artifact[CeilingsSpec]
+    peaks: Artifact[PeaksSpec]
     diagnosis: Artifact[DiagnosisSpec]
 
     @property
@@ -166,9 +166,9 @@ def make_run(tmp_path: Path) -> Callable[..., Run]:
                 )
             engines[name] = _engine(writer, variant, inputs, class_names)
         measured = _measure(writer, variants, engines, environment)
-        ceilings = writer.seal("ceilings", CeilingsSpec(hardware={}, bandwidths=(), gemms=()), 14.2, {})
+        peaks = writer.seal("peaks", PeaksSpec(hardware={}, bandwidths=(), gemms=()), 14.2, {})
         diagnosis = writer.seal("diagnose", _diagnosis(variants), 6.3, {})
-        return Run(measured, engines, models, data, ceilings, diagnosis)
+        return Run(measured, engines, models, data, peaks, diagnosis)
 
     return make
 
@@ -181,7 +181,7 @@ def _diagnosis(variants: dict[str, Variant]) -> DiagnosisSpec:
                 status="not diagnosed" if variant.reason else "diagnosed",
                 reason=variant.reason,
                 time_us=1e3 * variant.latency_ms,
-                verdict="" if variant.reason else "the machine has no ceilings to compare with",
+                verdict="" if variant.reason else "the machine has no peaks to compare with",
             )
             for name, variant in variants.items()
         },

@@ -8,9 +8,9 @@ from xml.etree.ElementTree import Element
 
 import pytest
 
-from hpml.artifacts.ceilings import BandwidthPoint, CeilingsSpec, GemmPoint
 from hpml.artifacts.diagnosis import DiagnosisSpec, EngineDiagnosis, Finding, LayerFigures
 from hpml.artifacts.interval import Interval
+from hpml.artifacts.peaks import BandwidthPoint, GemmPoint, PeaksSpec
 from hpml.components.report.sections.diagnosis import diagnosis_section
 from hpml.reporting.colours import colour_classes
 from hpml.reporting.format import shorten
@@ -25,7 +25,7 @@ def certain(value: float) -> Interval:
 
 
 @pytest.fixture
-def ceilings() -> CeilingsSpec:
+def peaks() -> PeaksSpec:
     bandwidths = [
         BandwidthPoint(
             device="cpu",
@@ -43,7 +43,7 @@ def ceilings() -> CeilingsSpec:
         )
         for precision, rate in (("fp32", 100.0), ("int8", 400.0))
     ]
-    return CeilingsSpec(hardware={}, bandwidths=tuple(bandwidths), gemms=tuple(gemms))
+    return PeaksSpec(hardware={}, bandwidths=tuple(bandwidths), gemms=tuple(gemms))
 
 
 @pytest.fixture
@@ -89,8 +89,8 @@ def text_of(element: Element) -> str:
     return " ".join("".join(element.itertext()).split())
 
 
-def test_the_section_says_what_was_found(diagnosis: DiagnosisSpec, ceilings: CeilingsSpec) -> None:
-    section = diagnosis_section(diagnosis, ceilings, CLASSES, "int8/onnx")
+def test_the_section_says_what_was_found(diagnosis: DiagnosisSpec, peaks: PeaksSpec) -> None:
+    section = diagnosis_section(diagnosis, peaks, CLASSES, "int8/onnx")
     text = text_of(section)
     assert "Dispatch-bound: 0.27 ms of arithmetic in 0.7 ms." in text
     assert "Not diagnosed: not built: no GPU" in text
@@ -102,55 +102,51 @@ def test_the_section_says_what_was_found(diagnosis: DiagnosisSpec, ceilings: Cei
     assert len([row for row in section.iter("tr")]) == 1 + 3 + 1 + 10
 
 
-def test_engines_of_a_gpu_have_a_picture_of_their_own(
-    diagnosis: DiagnosisSpec, ceilings: CeilingsSpec
-) -> None:
+def test_engines_of_a_gpu_have_a_picture_of_their_own(diagnosis: DiagnosisSpec, peaks: PeaksSpec) -> None:
     on_gpu = diagnosis.engines["int8/onnx"].model_copy(update={"device": "cuda"})
     both = diagnosis.model_copy(update={"engines": {**diagnosis.engines, "int8/tensorrt": on_gpu}})
     gpu = {"device": "cuda", "threads": 1}
-    known = CeilingsSpec(
+    known = PeaksSpec(
         hardware={},
         bandwidths=(
-            *ceilings.bandwidths,
-            ceilings.bandwidths[1].model_copy(update={**gpu, "level": "device"}),
+            *peaks.bandwidths,
+            peaks.bandwidths[1].model_copy(update={**gpu, "level": "device"}),
         ),
-        gemms=ceilings.gemms + tuple(point.model_copy(update=gpu) for point in ceilings.gemms),
+        gemms=peaks.gemms + tuple(point.model_copy(update=gpu) for point in peaks.gemms),
     )
     text = text_of(diagnosis_section(both, known, CLASSES, "int8/tensorrt"))
-    assert "under the measured ceilings of 2 threads." in text
-    assert "under the measured ceilings of the GPU." in text
+    assert "under the measured peaks of 2 threads." in text
+    assert "under the measured peaks of the GPU." in text
     assert "device 20" in text
     alone = text_of(diagnosis_section(diagnosis, known, CLASSES, "int8/onnx"))
-    assert "ceilings of the GPU" not in alone and "device 20" not in alone
+    assert "peaks of the GPU" not in alone and "device 20" not in alone
 
 
-def test_what_comes_from_outside_is_text(diagnosis: DiagnosisSpec, ceilings: CeilingsSpec) -> None:
-    html = to_html(diagnosis_section(diagnosis, ceilings, CLASSES, "int8/onnx"))
+def test_what_comes_from_outside_is_text(diagnosis: DiagnosisSpec, peaks: PeaksSpec) -> None:
+    html = to_html(diagnosis_section(diagnosis, peaks, CLASSES, "int8/onnx"))
     assert "<script" not in html and "<b>channels" not in html
     assert len(html.encode()) < 60_000
 
 
-def test_without_a_choice_there_is_no_table_of_layers(
-    diagnosis: DiagnosisSpec, ceilings: CeilingsSpec
-) -> None:
+def test_without_a_choice_there_is_no_table_of_layers(diagnosis: DiagnosisSpec, peaks: PeaksSpec) -> None:
     for chosen in (None, "int8/tensorrt"):
-        assert "slowest layers" not in text_of(diagnosis_section(diagnosis, ceilings, CLASSES, chosen))
+        assert "slowest layers" not in text_of(diagnosis_section(diagnosis, peaks, CLASSES, chosen))
 
 
-def test_without_ceilings_the_verdicts_are_left(diagnosis: DiagnosisSpec) -> None:
-    empty = CeilingsSpec(hardware={}, bandwidths=(), gemms=())
+def test_without_peaks_the_verdicts_are_left(diagnosis: DiagnosisSpec) -> None:
+    empty = PeaksSpec(hardware={}, bandwidths=(), gemms=())
     section = diagnosis_section(diagnosis, empty, CLASSES, "int8/onnx")
     assert not list(section.iter("svg"))
     assert "Dispatch-bound" in text_of(section)
 
 
 @pytest.mark.parametrize("width", [350, 952])
-def test_a_point_on_a_roof_is_drawn_on_it(ceilings: CeilingsSpec, width: float) -> None:
+def test_a_point_on_a_roof_is_drawn_on_it(peaks: PeaksSpec, width: float) -> None:
     points = [
         Point("at the peak", "k1", 20.0, 100.0),  # where fp32 is flat: on its line
         Point("at the slope", "k2", 1.0, 20.0),  # 20 GB/s times 1 flop/byte: on DRAM's
     ]
-    chart = roofline(ceilings, points, threads=2, title="t", width=width)
+    chart = roofline(peaks, points, threads=2, title="t", width=width)
     assert chart is not None
     peak, slope = ((float(dot.get("cx", "")), float(dot.get("cy", ""))) for dot in chart.iter("circle"))
     flat = [float(line.get("y1", "")) for line in chart.iter("line") if line.get("class") == "front"]
@@ -164,25 +160,25 @@ def _distance(path: Element, point: tuple[float, float]) -> float:
     return abs(y1 + (y2 - y1) * (point[0] - x1) / (x2 - x1) - point[1])
 
 
-def test_areas_are_as_the_shares(ceilings: CeilingsSpec) -> None:
+def test_areas_are_as_the_shares(peaks: PeaksSpec) -> None:
     points = [Point("a", "k1", 1.0, 1.0, 0.4), Point("b", "k1", 2.0, 2.0, 0.1)]
-    chart = roofline(ceilings, points, threads=2, title="t", width=952)
+    chart = roofline(peaks, points, threads=2, title="t", width=952)
     assert chart is not None
     large, little = (float(dot.get("r", "")) for dot in chart.iter("circle"))
     assert (large / little) ** 2 == pytest.approx(4, rel=0.01)
 
 
-def test_no_chart_of_nothing(ceilings: CeilingsSpec) -> None:
-    assert roofline(ceilings, [], threads=2, title="t", width=952) is None
-    assert roofline(ceilings, [Point("a", "k1", 1.0, 1.0)], threads=64, title="t", width=952) is None
+def test_no_chart_of_nothing(peaks: PeaksSpec) -> None:
+    assert roofline(peaks, [], threads=2, title="t", width=952) is None
+    assert roofline(peaks, [Point("a", "k1", 1.0, 1.0)], threads=64, title="t", width=952) is None
 
 
-def test_layers_too_short_to_be_timed_have_no_share(diagnosis: DiagnosisSpec, ceilings: CeilingsSpec) -> None:
+def test_layers_too_short_to_be_timed_have_no_share(diagnosis: DiagnosisSpec, peaks: PeaksSpec) -> None:
     one = diagnosis.engines["int8/onnx"]
     short = tuple(layer.model_copy(update={"time_us": 0.0}) for layer in one.layers)
     fast = one.model_copy(update={"layers": short, "profiled_us": 0.0, "time_us": 4.6})
     spec = diagnosis.model_copy(update={"engines": {**diagnosis.engines, "int8/onnx": fast}})
-    text = text_of(diagnosis_section(spec, ceilings, CLASSES, "int8/onnx"))
+    text = text_of(diagnosis_section(spec, peaks, CLASSES, "int8/onnx"))
     assert "< 1" in text and "All add up to 0 ms in the profile" in text
 
 
@@ -249,32 +245,28 @@ def _misplaced(chart: Element) -> list[str]:
 
 
 @pytest.mark.parametrize("width", [350, 466, 952])
-def test_every_name_in_a_crowded_roofline_is_at_its_own_dot(ceilings: CeilingsSpec, width: float) -> None:
+def test_every_name_in_a_crowded_roofline_is_at_its_own_dot(peaks: PeaksSpec, width: float) -> None:
     classes = colour_classes(CROWDED, reference="fp32/eager")
     points = [Point(name, classes[name], *at) for name, at in CROWDED.items()]
-    chart = roofline(ceilings, points, threads=2, title="t", width=width)
+    chart = roofline(peaks, points, threads=2, title="t", width=width)
     assert chart is not None
     assert len([text for text in chart.iter("text") if text.get("class") == "name"]) == len(points)
     assert _misplaced(chart) == []
 
 
-def test_of_two_dots_at_one_place_both_are_seen(ceilings: CeilingsSpec) -> None:
+def test_of_two_dots_at_one_place_both_are_seen(peaks: PeaksSpec) -> None:
     points = [Point("a/onnx", "k1", 10.0, 50.0), Point("b/onnx", "k2", 10.0, 50.5)]
-    chart = roofline(ceilings, points, threads=2, title="t", width=952)
+    chart = roofline(peaks, points, threads=2, title="t", width=952)
     assert chart is not None
     below, above = (_number(dot, "r") for dot in chart.iter("circle"))
     assert below >= above + 2
 
 
 @pytest.mark.parametrize("width", [350, 952])
-def test_names_of_roofs_that_all_but_coincide_do_not_cover_each_other(
-    ceilings: CeilingsSpec, width: float
-) -> None:
-    near = ceilings.bandwidths[0].model_copy(update={"level": "L1", "gb_per_s": certain(205.0)})
-    close = ceilings.gemms[1].model_copy(update={"precision": "bf16", "gflop_per_s": certain(405.0)})
-    spec = ceilings.model_copy(
-        update={"bandwidths": (near, *ceilings.bandwidths), "gemms": (*ceilings.gemms, close)}
-    )
+def test_names_of_roofs_that_all_but_coincide_do_not_cover_each_other(peaks: PeaksSpec, width: float) -> None:
+    near = peaks.bandwidths[0].model_copy(update={"level": "L1", "gb_per_s": certain(205.0)})
+    close = peaks.gemms[1].model_copy(update={"precision": "bf16", "gflop_per_s": certain(405.0)})
+    spec = peaks.model_copy(update={"bandwidths": (near, *peaks.bandwidths), "gemms": (*peaks.gemms, close)})
     chart = roofline(spec, [Point("a", "k1", 1.0, 10.0)], threads=2, title="t", width=width)
     assert chart is not None
     names = [text for text in chart.iter("text") if text.get("class") == "small name"]

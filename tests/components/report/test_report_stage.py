@@ -130,7 +130,7 @@ def test_a_network_shared_by_two_variants_is_one_training_and_one_step(make_run:
     assert len(steps) == len(set(steps))
     assert [stage for stage, _ in steps].count("train") == 1
     assert steps[0] == ("prepare", "")
-    assert [stage for stage, _ in steps[-3:]] == ["benchmark", "ceilings", "diagnose"]
+    assert [stage for stage, _ in steps[-3:]] == ["benchmark", "peaks", "diagnose"]
 
 
 def test_engines_keep_the_order_of_the_recipe(make_run: MakeRun, write: Any) -> None:
@@ -364,19 +364,19 @@ def test_what_cannot_be_drawn_is_left_out_with_a_note(make_run: MakeRun, write: 
     assert artifact.spec.title == "pruned+distilled+int8/onnx was chosen"
 
 
-def test_a_run_without_ceilings_and_diagnosis_has_its_report(make_run: MakeRun, tmp_path: Path) -> None:
+def test_a_run_without_peaks_and_diagnosis_has_its_report(make_run: MakeRun, tmp_path: Path) -> None:
     made = make_run()
     left_out = {
-        "ceilings": "step ceilings failed: killed by SIGKILL",
+        "peaks": "step peaks failed: killed by SIGKILL",
         "engines/broken/onnx": "step export-broken failed: it broke",
     }
     out = Output(tmp_path / "out", tmp_path, left_out=left_out)
     out.path.mkdir()
-    inputs = {name: value for name, value in made.inputs.items() if name not in ("ceilings", "diagnosis")}
+    inputs = {name: value for name, value in made.inputs.items() if name not in ("peaks", "diagnosis")}
     run(Goals(), **inputs, out=out)
     page = Page((out.path / "report.html").read_text(encoding="utf-8"))
     _check_self_contained(page)
-    assert "Not measured: step ceilings failed: killed by SIGKILL" in page.text
+    assert "Not measured: step peaks failed: killed by SIGKILL" in page.text
     assert "Not measured: the run has no such step" in page.text
     row = next(row for row in re.findall(r"<tr[^>]*>(.*?)</tr>", page.source) if "broken" in row)
     assert "not built" in Page(row).text and "step export-broken failed: it broke" in Page(row).text

@@ -43,7 +43,7 @@ def test_it_learns_the_digits_and_says_how(run_stage: RunStage, digits_data: Art
     assert history[-1]["loss"] < history[0]["loss"]
     assert history[-1]["test_accuracy"] == spec.accuracy_top1 == metrics["test_accuracy"]
     assert metrics["gflop_per_s"] == pytest.approx(metrics["images_per_s"] * 6 * spec.macs / 1e9)
-    assert not any("share" in name or "peak" in name for name in metrics)  # of what peak, `ceilings` says
+    assert not any("share" in name or "peak" in name for name in metrics)  # of what peak, `peaks` says
     assert min(metrics[name] for name in ("images_per_s", "data_s", "compute_s", "evaluation_s")) > 0
 
 

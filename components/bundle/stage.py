@@ -6,12 +6,12 @@ from hpml.artifacts.bundle import BundleSpec
 from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.registration import RegistrationSpec
-from hpml.components.deploy.config import DeployConfig
+from hpml.components.bundle.config import BundleConfig
 from hpml.core.contract import Output, Result
 
 
 def run(
-    config: DeployConfig,
+    config: BundleConfig,
     *,
     engine: Artifact[EngineSpec],
     version: Artifact[RegistrationSpec],
@@ -23,6 +23,6 @@ def run(
     Raises StageFailed if `version` is that of another engine, and GateFailed if the bundle does not answer
     its golden images as the engine did when it was exported.
     """
-    from hpml.components.deploy.bundle import write_bundle
+    from hpml.components.bundle.assemble import write_bundle
 
     return write_bundle(config, engine, version, out)

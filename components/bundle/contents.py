@@ -9,7 +9,7 @@ from hpml.artifacts.folder import Artifact
 from hpml.artifacts.measurements import EngineSettings
 from hpml.artifacts.model_input import PictureSpec
 from hpml.artifacts.registration import RegistrationSpec
-from hpml.components.deploy.config import DeployConfig
+from hpml.components.bundle.config import BundleConfig
 from hpml.measuring.goals import DecisionRecord
 
 SCRIPT = "bundle.py"
@@ -26,7 +26,7 @@ TRITON_PLATFORMS = {"onnx": "onnxruntime_onnx", "tensorrt": "tensorrt_plan"}  # 
 class Contents:
     """What a bundle is made of, and where its parts lie in it."""
 
-    config: DeployConfig
+    config: BundleConfig
     engine: Artifact[EngineSpec]
     decision: DecisionRecord
     version: RegistrationSpec

@@ -8,17 +8,17 @@ from xml.etree.ElementTree import Element
 
 import pytest
 
-from hpml.artifacts.ceilings import BandwidthPoint, CeilingsSpec, GemmPoint
 from hpml.artifacts.core_state import CoreDistances
 from hpml.artifacts.interval import Interval
-from hpml.reporting.ceilings import (
-    bandwidth_ceilings,
-    binary_size,
-    ceilings_page,
-    ceilings_section,
-    gemm_ceilings,
-)
+from hpml.artifacts.peaks import BandwidthPoint, GemmPoint, PeaksSpec
 from hpml.reporting.markup import to_html
+from hpml.reporting.peaks import (
+    bandwidth_peaks,
+    binary_size,
+    gemm_peaks,
+    peaks_page,
+    peaks_section,
+)
 
 KIB = 2**10
 ONE_CPU = CoreDistances(cpus=(0,), usable_cpus=1)
@@ -56,8 +56,8 @@ def gemms(threads: int = 1, libraries: int = 2) -> Iterable[GemmPoint]:
 
 
 @pytest.fixture
-def spec() -> CeilingsSpec:
-    return CeilingsSpec(
+def spec() -> PeaksSpec:
+    return PeaksSpec(
         hardware={"cpu": "a <CPU>"},
         bandwidths=(*bandwidths(), *bandwidths(threads=4)),
         gemms=(*gemms(), *gemms(threads=4)),
@@ -68,16 +68,16 @@ def dots(section: Element) -> int:
     return sum(1 for element in section.iter("circle"))
 
 
-def test_every_stable_point_is_drawn_for_desktop_and_phone(spec: CeilingsSpec) -> None:
-    section = ceilings_section(spec)
+def test_every_stable_point_is_drawn_for_desktop_and_phone(spec: PeaksSpec) -> None:
+    section = peaks_section(spec)
     assert dots(section) == 2 * (len(spec.bandwidths) + len(spec.gemms))
     assert len(list(section.iter("svg"))) == 2 * 4  # two thread counts, two pictures
     texts = {element.text for element in section.iter("text")}
     assert {"L1", "L2", "DRAM", "64", "512", "128 KiB"} <= texts
 
 
-def test_nothing_is_drawn_outside_its_picture(spec: CeilingsSpec) -> None:
-    for svg in ceilings_section(spec).iter("svg"):
+def test_nothing_is_drawn_outside_its_picture(spec: PeaksSpec) -> None:
+    for svg in peaks_section(spec).iter("svg"):
         width, height = float(svg.get("width", 0)), float(svg.get("height", 0))
         for circle in svg.iter("circle"):
             assert 0 <= float(circle.get("cx", -1)) <= width
@@ -86,19 +86,19 @@ def test_nothing_is_drawn_outside_its_picture(spec: CeilingsSpec) -> None:
             assert 0 <= float(text.get("x", -1)) <= width
 
 
-def test_a_point_that_is_not_stable_is_not_drawn_and_its_ceiling_says_so(spec: CeilingsSpec) -> None:
+def test_a_point_that_is_not_stable_is_not_drawn_and_its_peak_says_so(spec: PeaksSpec) -> None:
     unstable = [
         point.model_copy(update={"gb_per_s": None, "reason": "not stable: ...", "fastest": 250.0})
         if (point.level, point.threads) == ("L1", 1)
         else point
         for point in spec.bandwidths
     ]
-    section = ceilings_section(spec.model_copy(update={"bandwidths": tuple(unstable)}))
+    section = peaks_section(spec.model_copy(update={"bandwidths": tuple(unstable)}))
     assert dots(section) == 2 * (len(spec.bandwidths) - 3 + len(spec.gemms))
     assert "not stable" in to_html(section)
 
 
-def test_a_ceiling_without_a_stable_point_is_not_known_yet(spec: CeilingsSpec) -> None:
+def test_a_peak_without_a_stable_point_is_not_known_yet(spec: PeaksSpec) -> None:
     assert spec.not_stable == ""
     unstable = {"reason": "not stable: ...", "fastest": 9e9}
     lost = [
@@ -110,17 +110,17 @@ def test_a_ceiling_without_a_stable_point_is_not_known_yet(spec: CeilingsSpec) -
     assert missing == "1 thread: L1, DRAM; 4 threads: L1, DRAM"
 
 
-def test_the_table_has_the_fastest_of_each_level_and_library(spec: CeilingsSpec) -> None:
-    found = {(c.place, c.of): (c.rate.value if c.rate else None, c.where) for c in bandwidth_ceilings(spec)}
+def test_the_table_has_the_fastest_of_each_level_and_library(spec: PeaksSpec) -> None:
+    found = {(c.place, c.of): (c.rate.value if c.rate else None, c.where) for c in bandwidth_peaks(spec)}
     assert found[("1 thread", "L1")] == (200, "triad, 16 KiB")
     assert found[("4 threads", "DRAM")] == (120, "triad, 512 MiB")
-    products = {(c.place, c.of): (c.rate.value if c.rate else None, c.where) for c in gemm_ceilings(spec)}
+    products = {(c.place, c.of): (c.rate.value if c.rate else None, c.where) for c in gemm_peaks(spec)}
     assert products[("4 threads", "fp32, library 1")] == (4096, "n = 512")
-    text = re.sub("<[^>]+>", " ", to_html(ceilings_section(spec)))
+    text = re.sub("<[^>]+>", " ", to_html(peaks_section(spec)))
     assert "4,096" in text and "196–204" in text  # noqa: RUF001
 
 
-def test_a_gpu_is_a_place_of_its_own_with_the_ways_to_it(spec: CeilingsSpec) -> None:
+def test_a_gpu_is_a_place_of_its_own_with_the_ways_to_it(spec: PeaksSpec) -> None:
     copies = [
         BandwidthPoint(
             device=device,
@@ -141,31 +141,31 @@ def test_a_gpu_is_a_place_of_its_own_with_the_ways_to_it(spec: CeilingsSpec) -> 
         level="device",
         gb_per_s=interval(4000),
     )
-    section = ceilings_section(spec.model_copy(update={"bandwidths": (*spec.bandwidths, *copies, memory)}))
+    section = peaks_section(spec.model_copy(update={"bandwidths": (*spec.bandwidths, *copies, memory)}))
     page = to_html(section).replace("<wbr>", "")
     assert "copy, host-to-device" in page and "GPU memory" in page
     assert dots(section) == 2 * (len(spec.bandwidths) + 5 + len(spec.gemms))
 
 
 @pytest.mark.parametrize("gone", ["bandwidths", "gemms", "figures"])
-def test_a_spec_without_figures_is_a_page_nevertheless(spec: CeilingsSpec, gone: str) -> None:
+def test_a_spec_without_figures_is_a_page_nevertheless(spec: PeaksSpec, gone: str) -> None:
     if gone == "figures":
-        bare = CeilingsSpec(
+        bare = PeaksSpec(
             hardware={},
             bandwidths=tuple(p.model_copy(update={"gb_per_s": None, "reason": "x"}) for p in spec.bandwidths),
             gemms=tuple(p.model_copy(update={"gflop_per_s": None, "reason": "x"}) for p in spec.gemms),
         )
     else:
         bare = spec.model_copy(update={gone: ()})
-    page = ceilings_page(bare, ONE_CPU)
+    page = peaks_page(bare, ONE_CPU)
     assert page.startswith("<!DOCTYPE html>") and "nan" not in page.lower().replace("nano", "")
 
 
-def test_what_comes_from_outside_is_escaped(spec: CeilingsSpec) -> None:
+def test_what_comes_from_outside_is_escaped(spec: PeaksSpec) -> None:
     hostile = spec.model_copy(
         update={"hardware": {"cpu": "<script>x</script>"}, "gemms": (gemm_of("<img src=x>"),)}
     )
-    page = ceilings_page(hostile, ONE_CPU)
+    page = peaks_page(hostile, ONE_CPU)
     assert "<script" not in page and "<img" not in page
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from hpml.artifacts.ceilings import BandwidthPoint, CeilingsSpec
 from hpml.artifacts.interval import Interval
-from hpml.components.ceilings.stability import figure, log_t_interval
+from hpml.artifacts.peaks import BandwidthPoint, PeaksSpec
+from hpml.components.peaks.stability import figure, log_t_interval
 
 
 @pytest.mark.parametrize("rounds", [5, 7, 20])
@@ -49,16 +49,16 @@ def bandwidth(value: float | None, fastest: float | None = None) -> BandwidthPoi
 
 
 @pytest.mark.parametrize(
-    ("points", "ceiling"),
+    ("points", "peak"),
     [
         ([bandwidth(90), bandwidth(100), bandwidth(95)], 100),
         ([bandwidth(100), bandwidth(None, fastest=105)], 100),
-        ([bandwidth(100), bandwidth(None, fastest=150)], None),  # exceeded: it is no ceiling
+        ([bandwidth(100), bandwidth(None, fastest=150)], None),  # exceeded: it is no peak
         ([bandwidth(None, fastest=150)], None),
         ([], None),
     ],
 )
-def test_what_was_exceeded_is_no_ceiling(points: list[BandwidthPoint], ceiling: float | None) -> None:
-    spec = CeilingsSpec(hardware={}, bandwidths=tuple(points), gemms=())
+def test_what_was_exceeded_is_no_peak(points: list[BandwidthPoint], peak: float | None) -> None:
+    spec = PeaksSpec(hardware={}, bandwidths=tuple(points), gemms=())
     found = spec.bandwidth("L1", threads=1)
-    assert (found.value if found else None) == ceiling
+    assert (found.value if found else None) == peak

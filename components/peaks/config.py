@@ -15,7 +15,7 @@ Threads = Annotated[int, Field(ge=1, le=1024)]
 GemmSize = Annotated[int, Field(ge=32, le=32_768, multiple_of=8)]  # int8 on a GPU wants whole eights
 
 
-class CeilingsConfig(Config):
+class PeaksConfig(Config):
     """What is measured, and when a figure is stable enough to be quoted. The defaults take about 15 s."""
 
     threads: tuple[Threads, ...] | None = Field(default=None, min_length=1)  # null: 1, and all of the step
@@ -32,5 +32,5 @@ class CeilingsConfig(Config):
         """Why this machine cannot run so many threads side by side; empty if it can."""
         most = max(self.threads or (1,))
         if most > usable_cpus():
-            return f"ceilings.threads has {most}, this machine has {usable_cpus()} CPUs to use"
+            return f"peaks.threads has {most}, this machine has {usable_cpus()} CPUs to use"
         return ""

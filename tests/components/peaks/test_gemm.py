@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 import torch
 
-from hpml.components.ceilings import gpu, onnx_gemm
-from hpml.components.ceilings.gemm import Series, torch_series
-from hpml.components.ceilings.onnx_gemm import onnx_series
-from hpml.components.ceilings.rounds import prepare
+from hpml.components.peaks import gpu, onnx_gemm
+from hpml.components.peaks.gemm import Series, torch_series
+from hpml.components.peaks.onnx_gemm import onnx_series
+from hpml.components.peaks.rounds import prepare
 
 SERIES = [*torch_series(1), *onnx_series(1)]
 

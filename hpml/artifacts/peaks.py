@@ -55,11 +55,11 @@ RatedPoint = TypeVar("RatedPoint", BandwidthPoint, GemmPoint)
 _BEATEN = 1.1
 
 
-def ceiling_of(points: Iterable[RatedPoint]) -> RatedPoint | None:
+def peak_of(points: Iterable[RatedPoint]) -> RatedPoint | None:
     """The stable point with the highest rate.
 
     None if there is none, or if a point that is not stable was a tenth faster in one of its rounds: what has
-    been exceeded is no ceiling.
+    been exceeded is no peak.
     """
     known = list(points)
     rates = [point.rate.value if point.rate else 0.0 for point in known]
@@ -68,17 +68,17 @@ def ceiling_of(points: Iterable[RatedPoint]) -> RatedPoint | None:
     return known[rates.index(best)] if best and not beaten else None
 
 
-class CeilingsSpec(Config):
-    """What the machine can do at most, per thread count. Points that are not stable are no ceilings."""
+class PeaksSpec(Config):
+    """What the machine can do at most, per thread count. Points that are not stable are no peaks."""
 
-    kind: Literal["ceilings"] = "ceilings"
+    kind: Literal["peaks"] = "peaks"
     hardware: dict[str, str]
     bandwidths: tuple[BandwidthPoint, ...]
     gemms: tuple[GemmPoint, ...]
 
     @property
     def not_stable(self) -> str:
-        """The ceilings not known as the rounds of their points disagree: "1 thread: L2, int8; cuda: fp16"."""
+        """The peaks not known as the rounds of their points disagree: "1 thread: L2, int8; cuda: fp16"."""
         points: dict[tuple[str, str], list[Any]] = {}  # the same kind of point under each name
         for bandwidth in self.bandwidths:
             points.setdefault((_place(bandwidth), bandwidth.level), []).append(bandwidth)
@@ -86,13 +86,13 @@ class CeilingsSpec(Config):
             points.setdefault((_place(gemm), gemm.precision), []).append(gemm)
         unknown: dict[str, list[str]] = {}
         for (place, name), alike in points.items():
-            if ceiling_of(alike) is None and any(point.fastest for point in alike):
+            if peak_of(alike) is None and any(point.fastest for point in alike):
                 unknown.setdefault(place, []).append(name)
         return "; ".join(f"{place}: {', '.join(names)}" for place, names in unknown.items())
 
     def arithmetic(self, precision: str, *, threads: int, device: str = "cpu") -> Interval | None:
-        """The fastest GEMM (Gflop/s) of `precision` with `threads`, of any library; see `ceiling_of`."""
-        found = ceiling_of(
+        """The fastest GEMM (Gflop/s) of `precision` with `threads`, of any library; see `peak_of`."""
+        found = peak_of(
             point
             for point in self.gemms
             if (point.precision, point.threads, point.device) == (precision, threads, device)
@@ -100,8 +100,8 @@ class CeilingsSpec(Config):
         return found.rate if found else None
 
     def bandwidth(self, level: str, *, threads: int, device: str = "cpu") -> Interval | None:
-        """The highest bandwidth (GB/s) of a level with `threads`, of any kernel; see `ceiling_of`."""
-        found = ceiling_of(
+        """The highest bandwidth (GB/s) of a level with `threads`, of any kernel; see `peak_of`."""
+        found = peak_of(
             point
             for point in self.bandwidths
             if (point.level, point.threads, point.device) == (level, threads, device)
@@ -131,7 +131,7 @@ def _place(point: BandwidthPoint | GemmPoint) -> str:
 
 
 class Roof(NamedTuple):
-    """A rate that nothing is expected to exceed. stand_in: what it is if it is no stable ceiling."""
+    """A rate that nothing is expected to exceed. stand_in: what it is if it is no stable peak."""
 
     rate: float
     stand_in: str = ""
@@ -140,7 +140,7 @@ class Roof(NamedTuple):
 def _roof(
     known: Interval | None, alone: Interval | None, points: Iterable[BandwidthPoint | GemmPoint], threads: int
 ) -> Roof | None:
-    """The stable ceiling; else that of one thread times `threads`; else the fastest round there was."""
+    """The stable peak; else that of one thread times `threads`; else the fastest round there was."""
     if known:
         return Roof(known.value)
     if alone:

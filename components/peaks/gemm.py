@@ -10,8 +10,8 @@ from typing import Literal
 import torch
 from torch.nn import functional
 
-from hpml.artifacts.ceilings import GemmPoint
-from hpml.components.ceilings.rounds import NotMeasurable, Probe, Timed
+from hpml.artifacts.peaks import GemmPoint
+from hpml.components.peaks.rounds import NotMeasurable, Probe, Timed
 
 Precision = Literal["fp32", "fp16", "bf16", "int8"]
 Product = Callable[[], object]

@@ -29,9 +29,9 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from hpml.artifacts.ceilings import BandwidthPoint
-from hpml.components.ceilings.memory_levels import MemoryLevels
-from hpml.components.ceilings.rounds import NotMeasurable, Probe, Timed
+from hpml.artifacts.peaks import BandwidthPoint
+from hpml.components.peaks.memory_levels import MemoryLevels
+from hpml.components.peaks.rounds import NotMeasurable, Probe, Timed
 
 Kernel = Literal["triad", "dot", "copy"]
 Memory = NDArray[np.float32]

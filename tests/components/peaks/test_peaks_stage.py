@@ -9,32 +9,32 @@ from typing import Any
 
 import pytest
 
-from hpml.artifacts.ceilings import CeilingsSpec
 from hpml.artifacts.folder import Artifact
-from hpml.components.ceilings import measure
-from hpml.components.ceilings import stage as ceilings
-from hpml.components.ceilings.config import CeilingsConfig
+from hpml.artifacts.peaks import PeaksSpec
+from hpml.components.peaks import measure
+from hpml.components.peaks import stage as peaks
+from hpml.components.peaks.config import PeaksConfig
 from hpml.core.contract import Output, validate
 from hpml.core.errors import ConfigInvalid
 from hpml.core.hardware import usable_cpus
 from hpml.measuring.config import Quiet
 from hpml.measuring.machine.watch import Slice, Watch
 
-CONFIG = CeilingsConfig(gemm_sizes=(64, 128), rounds=5, time_budget_s=3)
+CONFIG = PeaksConfig(gemm_sizes=(64, 128), rounds=5, time_budget_s=3)
 
 
 @pytest.fixture(scope="module")
-def measured(run_stage_once: Any) -> Artifact[CeilingsSpec]:
+def measured(run_stage_once: Any) -> Artifact[PeaksSpec]:
     """With little memory, so without DRAM where the last cache is large: the whole chain measures that."""
     affinity = os.sched_getaffinity(0)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(measure, "_MEMORY_SHARE", 1e-2)
-        artifact: Artifact[CeilingsSpec] = run_stage_once(ceilings.run, CONFIG)
+        artifact: Artifact[PeaksSpec] = run_stage_once(peaks.run, CONFIG)
     assert os.sched_getaffinity(0) == affinity
     return artifact
 
 
-def test_every_point_has_a_figure_or_a_reason(measured: Artifact[CeilingsSpec]) -> None:
+def test_every_point_has_a_figure_or_a_reason(measured: Artifact[PeaksSpec]) -> None:
     spec = measured.spec
     assert spec.bandwidths and spec.gemms
     for point in (*spec.bandwidths, *spec.gemms):
@@ -45,7 +45,7 @@ def test_every_point_has_a_figure_or_a_reason(measured: Artifact[CeilingsSpec]) 
             assert 0 < width <= CONFIG.max_spread
 
 
-def test_one_thread_and_all_are_measured_with_the_same_points(measured: Artifact[CeilingsSpec]) -> None:
+def test_one_thread_and_all_are_measured_with_the_same_points(measured: Artifact[PeaksSpec]) -> None:
     spec = measured.spec
     assert {point.threads for point in spec.bandwidths} == {1, usable_cpus()}
     assert {point.threads for point in spec.gemms} == {1, usable_cpus()}
@@ -56,7 +56,7 @@ def test_one_thread_and_all_are_measured_with_the_same_points(measured: Artifact
     assert by_threads[0] == by_threads[1]
 
 
-def test_the_samples_are_those_of_the_points(measured: Artifact[CeilingsSpec]) -> None:
+def test_the_samples_are_those_of_the_points(measured: Artifact[PeaksSpec]) -> None:
     samples = json.loads(measured.file("samples.json").read_text())
     points = [*measured.spec.bandwidths, *measured.spec.gemms]
     assert len(samples) == len(points)
@@ -71,7 +71,7 @@ def test_the_samples_are_those_of_the_points(measured: Artifact[CeilingsSpec]) -
         assert len(rates) in (0, 5)
 
 
-def test_the_first_cache_is_fastest(measured: Artifact[CeilingsSpec]) -> None:
+def test_the_first_cache_is_fastest(measured: Artifact[PeaksSpec]) -> None:
     """By the best round of any point, stable or not: this machine may be shared."""
     samples = json.loads(measured.file("samples.json").read_text())
     best: dict[str, float] = {}
@@ -83,11 +83,11 @@ def test_the_first_cache_is_fastest(measured: Artifact[CeilingsSpec]) -> None:
     assert len(best) > 1 and best["L1"] == max(best.values())
 
 
-def test_what_the_figures_hold_for_is_said(measured: Artifact[CeilingsSpec]) -> None:
+def test_what_the_figures_hold_for_is_said(measured: Artifact[PeaksSpec]) -> None:
     assert {"cpu", "cpus", "caches", "torch", "onnxruntime", "cuda"} <= set(measured.spec.hardware)
 
 
-def test_the_metrics_are_the_ceilings(measured: Artifact[CeilingsSpec]) -> None:
+def test_the_metrics_are_the_peaks(measured: Artifact[PeaksSpec]) -> None:
     metrics = measured.manifest.metrics
     for threads in (1, usable_cpus()):
         for name, rate in (
@@ -97,13 +97,13 @@ def test_the_metrics_are_the_ceilings(measured: Artifact[CeilingsSpec]) -> None:
             assert metrics.get(name) == (rate.value if rate else None)
 
 
-def test_the_result_is_incomplete_where_a_ceiling_is_not_stable_on_a_busy_machine(
+def test_the_result_is_incomplete_where_a_peak_is_not_stable_on_a_busy_machine(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """No machine's rounds agree to a billionth."""
     monkeypatch.setattr(measure, "_MEMORY_SHARE", 1e-3)
-    config = CeilingsConfig(threads=(1,), gemm_sizes=(64,), rounds=5, time_budget_s=1, max_spread=1e-9)
-    spec = ceilings.run(config, out=Output(path=tmp_path, scratch=tmp_path, threads=1)).spec
+    config = PeaksConfig(threads=(1,), gemm_sizes=(64,), rounds=5, time_budget_s=1, max_spread=1e-9)
+    spec = peaks.run(config, out=Output(path=tmp_path, scratch=tmp_path, threads=1)).spec
     assert spec.not_stable.startswith("1 thread: ")
     for waited, others, stolen, busy in (
         (0.5, 0.01, 0.0, False),  # threads beyond the CPUs
@@ -121,9 +121,9 @@ def test_the_result_is_incomplete_where_a_ceiling_is_not_stable_on_a_busy_machin
 )
 def test_a_config_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
     with pytest.raises(ConfigInvalid):
-        validate(CeilingsConfig, wrong, where="the config")
+        validate(PeaksConfig, wrong, where="the config")
 
 
 def test_more_threads_than_cpus_is_refused() -> None:
-    assert "CPUs" in CeilingsConfig(threads=(1, usable_cpus() + 1)).unmet()
-    assert CeilingsConfig(threads=(usable_cpus(),)).unmet() == ""
+    assert "CPUs" in PeaksConfig(threads=(1, usable_cpus() + 1)).unmet()
+    assert PeaksConfig(threads=(usable_cpus(),)).unmet() == ""

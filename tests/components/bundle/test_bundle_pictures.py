@@ -21,15 +21,15 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
+from tests.components.deploy.conftest import perform, resealed
 
-from hpml.components.deploy import stage as deploy
-from hpml.components.deploy.config import DeployConfig
+from hpml.components.bundle import stage as bundling
+from hpml.components.bundle.config import BundleConfig
 from hpml.components.prepare.image_files import read_image_folder
 from hpml.components.prepare.picture_facts import facts_of, for_arrays
 from hpml.core.contract import Output
 from hpml.core.errors import GateFailed
 from hpml.tasks import pictures
-from tests.components.deploy.conftest import perform, resealed
 from tests.draw_golden_pictures import ORIENTATION, chart
 
 GREY = facts_of("pictures", 1, resize="shrink", fit_within_hw=(8, 8), size_hw=(8, 8))
@@ -46,7 +46,7 @@ def made(deployable: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("pictures")
     engine = knowing(deployable.engine, place / "engine", GREY)
     return perform(
-        place / "bundle", deploy.run, DeployConfig(), engine=engine, version=deployable.version
+        place / "bundle", bundling.run, BundleConfig(), engine=engine, version=deployable.version
     ).path
 
 
@@ -177,7 +177,7 @@ def test_deploy_refuses_where_pictures_are_read_otherwise_than_by_prepare(
     facts = GREY.model_copy(update={"golden_sha256": digests, "pillow": "11.0.0"})
     engine = knowing(deployable.engine, tmp_path / "engine", facts)
     with pytest.raises(GateFailed, match=r"cmyk\.jpg has other pixels here .* and was 11\.0\.0 there"):
-        run_stage(deploy.run, DeployConfig(), engine=engine, version=deployable.version)
+        run_stage(bundling.run, BundleConfig(), engine=engine, version=deployable.version)
 
 
 # -------------------------------------------------------------------------------------------- what is in it
@@ -214,7 +214,7 @@ def test_a_bundle_for_another_runtime_reads_pictures_too(
     deployable_eager: Any, run_stage: Callable[..., Any], tmp_path: Path
 ) -> None:
     engine = knowing(deployable_eager.engine, tmp_path / "engine", GREY)
-    bundle = run_stage(deploy.run, DeployConfig(), engine=engine, version=deployable_eager.version)
+    bundle = run_stage(bundling.run, BundleConfig(), engine=engine, version=deployable_eager.version)
     assert bundle.spec.verified[-1] == "the pixels of 9 golden pictures, bit for bit"
     shutil.copyfile(bundle.path / "golden_pictures" / "cmyk.jpg", bundle.path / "photo.jpg")
     [snippet, *_] = re.findall(r"```python\n(.*?)```", bundle.file("README.md").read_text(), flags=re.DOTALL)
@@ -228,7 +228,7 @@ def test_arrays_are_a_convention_that_the_readme_names(
 ) -> None:
     facts = for_arrays((6, 6, 1), (8, 8, 1))
     engine = knowing(deployable.engine, tmp_path / "engine", facts)
-    place = run_stage(deploy.run, DeployConfig(), engine=engine, version=deployable.version).path
+    place = run_stage(bundling.run, BundleConfig(), engine=engine, version=deployable.version).path
     assert "by convention: the training images came as arrays" in (place / "README.md").read_text()
     Image.new("RGB", (60, 60), (0, 200, 0)).save(tmp_path / "green.png")
     pixels = script(place).Model().read(tmp_path / "green.png")[0, :, :, 0]

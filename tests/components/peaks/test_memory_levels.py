@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hpml.components.ceilings.memory_levels import MemoryLevels
+from hpml.components.peaks.memory_levels import MemoryLevels
 from hpml.core.memory import available_bytes
 
 KIB, MIB = 2**10, 2**20

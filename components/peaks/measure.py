@@ -1,4 +1,4 @@
-"""Measure all points of a machine and say which of them are ceilings."""
+"""Measure all points of a machine and say which of them are peaks."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from functools import partial
 
 import torch
 
-from hpml.artifacts.ceilings import BandwidthPoint, CeilingsSpec, GemmPoint
-from hpml.components.ceilings import bandwidth, gpu
-from hpml.components.ceilings.config import CeilingsConfig
-from hpml.components.ceilings.gemm import Series, torch_series
-from hpml.components.ceilings.memory_levels import MemoryLevels
-from hpml.components.ceilings.rounds import Point, Probe, prepare, rates_by_round
-from hpml.components.ceilings.stability import figure
+from hpml.artifacts.peaks import BandwidthPoint, GemmPoint, PeaksSpec
+from hpml.components.peaks import bandwidth, gpu
+from hpml.components.peaks.config import PeaksConfig
+from hpml.components.peaks.gemm import Series, torch_series
+from hpml.components.peaks.memory_levels import MemoryLevels
+from hpml.components.peaks.rounds import Point, Probe, prepare, rates_by_round
+from hpml.components.peaks.stability import figure
 from hpml.core import hardware, memory
 from hpml.core.contract import Output, Result
 from hpml.measuring.config import Quiet
@@ -29,8 +29,8 @@ _ABSENT = "not measured: not installed"
 _MEMORY_SHARE = 0.25  # of what is left, for the working sets
 
 
-def measure(config: CeilingsConfig, out: Output) -> Result[CeilingsSpec]:
-    """Measure and judge all points; see `hpml.components.ceilings.stage.run`."""
+def measure(config: PeaksConfig, out: Output) -> Result[PeaksSpec]:
+    """Measure and judge all points; see `hpml.components.peaks.stage.run`."""
     watch = Watch(Quiet())
     before = watch.snapshot()
     threads = sorted(set(config.threads or (1, out.threads)))
@@ -41,7 +41,7 @@ def measure(config: CeilingsConfig, out: Output) -> Result[CeilingsSpec]:
         closing.callback(torch.set_float32_matmul_precision, precision_before)
         measured = [one for group in _groups(config, threads, cpus, out) for one in group]
     points = [point for point, _ in measured]
-    spec = CeilingsSpec(
+    spec = PeaksSpec(
         hardware=_hardware(cpus[: max(threads)]),
         bandwidths=tuple(point for point in points if isinstance(point, BandwidthPoint)),
         gemms=tuple(point for point in points if isinstance(point, GemmPoint)),
@@ -55,8 +55,8 @@ def measure(config: CeilingsConfig, out: Output) -> Result[CeilingsSpec]:
     )
 
 
-def _incomplete(spec: CeilingsSpec, watch: Watch, seen: Slice) -> str:
-    """Which ceilings a quiet machine may have; empty if there are none, or if it was quiet.
+def _incomplete(spec: PeaksSpec, watch: Watch, seen: Slice) -> str:
+    """Which peaks a quiet machine may have; empty if there are none, or if it was quiet.
 
     Where rounds disagree on a quiet machine, that is how it is: its CPUs were near and far, say.
     """
@@ -65,7 +65,7 @@ def _incomplete(spec: CeilingsSpec, watch: Watch, seen: Slice) -> str:
 
 
 def _groups(
-    config: CeilingsConfig, threads: Sequence[int], cpus: Sequence[int], out: Output
+    config: PeaksConfig, threads: Sequence[int], cpus: Sequence[int], out: Output
 ) -> Iterator[list[Measured]]:
     """The points of each number of threads, then the GPU's.
 
@@ -86,7 +86,7 @@ def _progress(out: Output, before: int, total: int, done: int) -> None:
 
 
 def _measured(
-    config: CeilingsConfig, probes: Sequence[Probe], deadline_s: float, progress: Callable[[int], None]
+    config: PeaksConfig, probes: Sequence[Probe], deadline_s: float, progress: Callable[[int], None]
 ) -> list[Measured]:
     timed, reasons = prepare(probes)
     rates = rates_by_round(
@@ -105,7 +105,7 @@ def _measured(
 
 
 @contextmanager
-def _cpu_probes(config: CeilingsConfig, cpus: Sequence[int]) -> Iterator[list[Probe]]:
+def _cpu_probes(config: PeaksConfig, cpus: Sequence[int]) -> Iterator[list[Probe]]:
     """Those of as many threads as `cpus`."""
     threads, limit_bytes = len(cpus), int(_MEMORY_SHARE * memory.available_bytes())
     levels = MemoryLevels.of(cpus)
@@ -121,7 +121,7 @@ def _cpu_probes(config: CeilingsConfig, cpus: Sequence[int]) -> Iterator[list[Pr
 def _onnx_series(threads: int) -> Iterator[Series]:
     """What ONNX Runtime multiplies with; none where it is not installed, as the facts of the hardware say."""
     if _onnxruntime() != _ABSENT:
-        from hpml.components.ceilings.onnx_gemm import onnx_series
+        from hpml.components.peaks.onnx_gemm import onnx_series
 
         yield from onnx_series(threads)
 
@@ -161,8 +161,8 @@ def _hardware(cpus: Sequence[int]) -> dict[str, str]:
     }
 
 
-def _metrics(spec: CeilingsSpec, threads: Sequence[int]) -> dict[str, float]:
-    """The ceilings for the tracker: "dram_gb_per_s_2_threads", "int8_gflop_per_s_1_threads"."""
+def _metrics(spec: PeaksSpec, threads: Sequence[int]) -> dict[str, float]:
+    """The peaks for the tracker: "dram_gb_per_s_2_threads", "int8_gflop_per_s_1_threads"."""
     found = {}
     for device, count in (*(("cpu", count) for count in threads), ("cuda", 1)):
         whose = f"{count}_threads" if device == "cpu" else "gpu"

@@ -9,7 +9,7 @@ from pydantic import Field
 from hpml.core.contract import Config
 
 
-class DeployConfig(Config):
+class BundleConfig(Config):
     """How closely the bundle has to reproduce the golden outputs, and how it is served."""
 
     tolerance: float = Field(default=1e-3, gt=0, le=1)  # largest absolute difference of a logit

@@ -10,8 +10,8 @@ import time
 import numpy as np
 import pytest
 
-from hpml.artifacts.ceilings import BandwidthPoint
-from hpml.components.ceilings.bandwidth import (
+from hpml.artifacts.peaks import BandwidthPoint
+from hpml.components.peaks.bandwidth import (
     ARRAYS,
     Crew,
     Kernel,
@@ -20,8 +20,8 @@ from hpml.components.ceilings.bandwidth import (
     largest_of_a_thread,
     probes,
 )
-from hpml.components.ceilings.memory_levels import MemoryLevels
-from hpml.components.ceilings.rounds import prepare
+from hpml.components.peaks.memory_levels import MemoryLevels
+from hpml.components.peaks.rounds import prepare
 
 KIB = 2**10
 CPUS = sorted(os.sched_getaffinity(0))

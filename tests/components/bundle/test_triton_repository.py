@@ -11,14 +11,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from tests.components.deploy.conftest import perform, resealed
 
 from hpml.artifacts.bundle import BundleSpec
 from hpml.artifacts.folder import Artifact, open_artifact, seal_artifact
-from hpml.components.deploy import stage as deploy
-from hpml.components.deploy.config import DeployConfig
-from hpml.components.deploy.triton_repository import Refused, place
+from hpml.components.bundle import stage as bundling
+from hpml.components.bundle.config import BundleConfig
+from hpml.components.bundle.triton_repository import Refused, place
 from hpml.measuring.goals import DECISION_FILE, DecisionRecord
-from tests.components.deploy.conftest import perform, resealed
 
 
 @pytest.fixture(scope="module")
@@ -29,8 +29,8 @@ def second(deployable: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     spec = deployable.version.spec.model_copy(update={"version": 2})
     seal_artifact(folder / "version", spec=spec, metrics={}, lineage=deployable.version.manifest.lineage)
     version = open_artifact(folder / "version", kind="registration")
-    config = DeployConfig(serve_versions="latest")
-    return perform(folder / "bundle", deploy.run, config, engine=deployable.engine, version=version).path
+    config = BundleConfig(serve_versions="latest")
+    return perform(folder / "bundle", bundling.run, config, engine=deployable.engine, version=version).path
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def unverified(deployable: Any, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
     engine = resealed(deployable.engine, folder / "engine", forget)
     return perform(
-        folder / "bundle", deploy.run, DeployConfig(), engine=engine, version=deployable.version
+        folder / "bundle", bundling.run, BundleConfig(), engine=engine, version=deployable.version
     ).path
 
 
@@ -205,7 +205,7 @@ def test_a_repository_that_is_not_there_is_named(deployed: Artifact[BundleSpec],
 def test_wrong_arguments_are_a_usage_error(
     arguments: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from hpml.components.deploy import triton_repository
+    from hpml.components.bundle import triton_repository
 
     monkeypatch.setattr(sys, "argv", ["triton_repository.py", *arguments])
     with pytest.raises(SystemExit, match="2"):

@@ -19,16 +19,16 @@ import numpy as np
 import onnxruntime
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
+from tests.components.deploy.conftest import chosen_and_registered, exported_int8, resealed
 
 from hpml.artifacts.bundle import BundleSpec
 from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.folder import Artifact, open_artifact, seal_artifact
 from hpml.artifacts.measurements import EngineSettings
-from hpml.components.deploy import stage as deploy
-from hpml.components.deploy.config import DeployConfig
+from hpml.components.bundle import stage as bundling
+from hpml.components.bundle.config import BundleConfig
 from hpml.core.errors import GateFailed, StageFailed
 from hpml.tasks.images import load_split
-from tests.components.deploy.conftest import chosen_and_registered, exported_int8, resealed
 
 ENGINE = "model_repository/digits/1/model.onnx"
 
@@ -431,7 +431,7 @@ def test_without_a_measurement_it_runs_with_the_runtimes_defaults(
     deployable_int8: Any, run_stage: Callable[..., Any]
 ) -> None:
     engine, version = deployable_int8.engine, deployable_int8.version
-    bundle = run_stage(deploy.run, DeployConfig(), engine=engine, version=version).path
+    bundle = run_stage(bundling.run, BundleConfig(), engine=engine, version=version).path
     assert options_of(bundle, "from bundle import Model; Model()") == [0, None]
     assert "| settings | not measured: those of its runtime's default |" in (bundle / "README.md").read_text()
     assert "SessionOptions" not in snippets(bundle)[0]
@@ -444,7 +444,7 @@ def test_without_a_measurement_it_runs_with_the_runtimes_defaults(
 def test_an_int8_engine(deployable_int8: Any, run_stage: Callable[..., Any]) -> None:
     engine, version = deployable_int8.engine, deployable_int8.version
     assert engine.spec.precision == "int8"
-    bundle = run_stage(deploy.run, DeployConfig(), engine=engine, version=version)
+    bundle = run_stage(bundling.run, BundleConfig(), engine=engine, version=version)
     done = python(bundle.path, "bundle.py")
     assert (done.returncode, done.stderr) == (0, "")
     assert "int8" in bundle.file("README.md").read_text()
@@ -461,7 +461,7 @@ def test_of_an_engine_with_variants_the_measured_one_is_shipped(
         found = chosen_and_registered(place, exported, settings, registry)
         assert found.version.spec.version == version  # they are two models in the registry
         registry = found.registry
-        bundle = run_stage(deploy.run, DeployConfig(), engine=found.engine, version=found.version)
+        bundle = run_stage(bundling.run, BundleConfig(), engine=found.engine, version=found.version)
         told = json.loads(bundle.file("bundle.json").read_text())
         assert told["engine"]["identity"]["activations"] == ("int8" if variant else "uint8")
         assert (bundle.path / told["file"]).read_bytes() == (
@@ -475,7 +475,7 @@ def test_an_engine_of_another_runtime_is_checked_by_its_own_loader(
     deployable_eager: Any, run_stage: Callable[..., Any], golden_classes: str
 ) -> None:
     engine, version = deployable_eager.engine, deployable_eager.version
-    bundle = run_stage(deploy.run, DeployConfig(), engine=engine, version=version)
+    bundle = run_stage(bundling.run, BundleConfig(), engine=engine, version=version)
     assert bundle.spec.file == f"engine/{engine.spec.file}"
     assert bundle.spec.verified[0] == "the preprocessing of the golden images"
     assert not {"bundle.py", "config.pbtxt"} & {Path(name).name for name in bundle.manifest.files}
@@ -501,7 +501,7 @@ def test_another_runtime_that_answers_otherwise_is_refused(
 
     engine = resealed(deployable_eager.engine, tmp_path / "changed", other_answers)
     with pytest.raises(GateFailed, match=r"answers otherwise .*: a logit differs by 0\.01, allowed 0\.001"):
-        run_stage(deploy.run, DeployConfig(), engine=engine, version=deployable_eager.version)
+        run_stage(bundling.run, BundleConfig(), engine=engine, version=deployable_eager.version)
 
 
 # --------------------------------------------------------------------------------------------------- refusals
@@ -518,7 +518,7 @@ def test_an_engine_that_does_not_answer_its_golden_inputs_is_refused(
     with pytest.raises(
         GateFailed, match=r"does not work on its own: the model answers otherwise .* logit differs"
     ):
-        run_stage(deploy.run, DeployConfig(), engine=engine, version=deployable.version)
+        run_stage(bundling.run, BundleConfig(), engine=engine, version=deployable.version)
 
 
 def test_golden_inputs_that_are_no_images_are_refused(
@@ -530,7 +530,7 @@ def test_golden_inputs_that_are_no_images_are_refused(
 
     engine = resealed(deployable.engine, tmp_path / "changed", noise)
     with pytest.raises(GateFailed, match="golden inputs of the engine are not normalised images"):
-        run_stage(deploy.run, DeployConfig(), engine=engine, version=deployable.version)
+        run_stage(bundling.run, BundleConfig(), engine=engine, version=deployable.version)
 
 
 def test_a_version_of_another_engine_is_refused(
@@ -542,11 +542,11 @@ def test_a_version_of_another_engine_is_refused(
     seal_artifact(place, spec=spec, metrics={}, lineage=deployable.version.manifest.lineage)
     version = open_artifact(place, kind="registration")
     with pytest.raises(StageFailed, match="version 1 of digits is not the chosen engine"):
-        run_stage(deploy.run, DeployConfig(), engine=deployable.engine, version=version)
+        run_stage(bundling.run, BundleConfig(), engine=deployable.engine, version=version)
 
 
 def test_the_same_engine_gives_the_same_bundle(
     deployed: Artifact[BundleSpec], deployable: Any, run_stage: Callable[..., Any]
 ) -> None:
-    again = run_stage(deploy.run, DeployConfig(), engine=deployable.engine, version=deployable.version)
+    again = run_stage(bundling.run, BundleConfig(), engine=deployable.engine, version=deployable.version)
     assert again.digest == deployed.digest

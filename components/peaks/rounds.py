@@ -15,7 +15,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from hpml.artifacts.ceilings import BandwidthPoint, GemmPoint
+from hpml.artifacts.peaks import BandwidthPoint, GemmPoint
 from hpml.core.errors import HpmlError
 
 MIN_ROUNDS = 5

@@ -14,7 +14,7 @@ import onnxruntime
 from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
-from hpml.components.ceilings.gemm import Product, Series
+from hpml.components.peaks.gemm import Product, Series
 
 _LIBRARY = "onnxruntime (MLAS)"
 _TOLD_BY_EVERY_VERSION = {"opset": 17, "ir": 9}

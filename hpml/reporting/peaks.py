@@ -1,4 +1,4 @@
-"""The ceilings of a machine as pictures and a table: bandwidth by working set, matrix products by size."""
+"""The peaks of a machine as pictures and a table: bandwidth by working set, matrix products by size."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
-from hpml.artifacts.ceilings import BandwidthPoint, CeilingsSpec, GemmPoint, RatedPoint, ceiling_of
 from hpml.artifacts.core_state import CoreDistances
 from hpml.artifacts.interval import Interval
+from hpml.artifacts.peaks import BandwidthPoint, GemmPoint, PeaksSpec, RatedPoint, peak_of
 from hpml.reporting.colours import COLOURS
 from hpml.reporting.core_distances import cores_section
 from hpml.reporting.elements import (
@@ -45,11 +45,11 @@ _HOW_GEMM = (
 )
 
 
-# ------------------------------------------------------------------------------------------ what is a ceiling
+# ------------------------------------------------------------------------------------------ what is a peak
 
 
 @dataclass(frozen=True)
-class Ceiling:
+class Peak:
     """The fastest of some points that is stable.
 
     place: "2 threads" or "GPU". of: "L2", or "fp32, torch (MKL)". rate: GB/s or Gflop/s; None with a
@@ -63,37 +63,35 @@ class Ceiling:
     reason: str
 
 
-def bandwidth_ceilings(spec: CeilingsSpec) -> list[Ceiling]:
-    """The ceiling of each level of the memory in each place."""
+def bandwidth_peaks(spec: PeaksSpec) -> list[Peak]:
+    """The peak of each level of the memory in each place."""
     groups: dict[tuple[str, str], list[BandwidthPoint]] = {}
     for point in spec.bandwidths:
         groups.setdefault((place_of(point), _level_name(point)), []).append(point)
     return [
-        _ceiling(place, name, points, lambda point: f"{point.kernel}, {binary_size(point.working_set_bytes)}")
+        _peak(place, name, points, lambda point: f"{point.kernel}, {binary_size(point.working_set_bytes)}")
         for (place, name), points in groups.items()
     ]
 
 
-def gemm_ceilings(spec: CeilingsSpec) -> list[Ceiling]:
-    """The ceiling of each precision and library in each place."""
+def gemm_peaks(spec: PeaksSpec) -> list[Peak]:
+    """The peak of each precision and library in each place."""
     groups: dict[tuple[str, str], list[GemmPoint]] = {}
     for point in spec.gemms:
         groups.setdefault((place_of(point), curve_of(point)), []).append(point)
     return [
-        _ceiling(place, name, points, lambda point: f"n = {point.size:,}")
+        _peak(place, name, points, lambda point: f"n = {point.size:,}")
         for (place, name), points in groups.items()
     ]
 
 
-def _ceiling(
-    place: str, name: str, points: Sequence[RatedPoint], where: Callable[[RatedPoint], str]
-) -> Ceiling:
-    best = ceiling_of(points)
+def _peak(place: str, name: str, points: Sequence[RatedPoint], where: Callable[[RatedPoint], str]) -> Peak:
+    best = peak_of(points)
     if best is None:
         unstable = any(point.fastest for point in points)
         reason = "not stable" if unstable else points[0].reason.partition(":")[0]
-        return Ceiling(place, name, None, "", reason)
-    return Ceiling(place, name, best.rate, where(best), "")
+        return Peak(place, name, None, "", reason)
+    return Peak(place, name, best.rate, where(best), "")
 
 
 def _level_name(point: BandwidthPoint) -> str:
@@ -133,17 +131,17 @@ def binary_size(size_bytes: float) -> str:
 # ------------------------------------------------------------------------------------------------ the section
 
 
-def ceilings_page(spec: CeilingsSpec, cores: CoreDistances) -> str:
+def peaks_page(spec: PeaksSpec, cores: CoreDistances) -> str:
     """A page of its own, with the distance between the CPUs and the machine it holds for."""
-    title = "The ceilings of this machine"
+    title = "The peaks of this machine"
     machine = node("section", node("h2", "The machine"), definitions(spec.hardware))
     return document(
-        title, node("header", node("h1", title)), ceilings_section(spec), cores_section(cores), machine
+        title, node("header", node("h1", title)), peaks_section(spec), cores_section(cores), machine
     )
 
 
-def ceilings_section(spec: CeilingsSpec) -> Element:
-    """Pictures and table of the ceilings, and how they were measured."""
+def peaks_section(spec: PeaksSpec) -> Element:
+    """Pictures and table of the peaks, and how they were measured."""
     return node(
         "section",
         node("h2", "What this machine can do at most"),
@@ -155,10 +153,10 @@ def ceilings_section(spec: CeilingsSpec) -> Element:
         ),
         node("h3", "Memory bandwidth against working set"),
         *_chart(spec.bandwidths, bandwidth_picture, _HOW_BANDWIDTH),
-        _table(bandwidth_ceilings(spec), "level, GB/s"),
+        _table(bandwidth_peaks(spec), "level, GB/s"),
         node("h3", "Matrix products against size"),
         *_chart(spec.gemms, gemm_picture, _HOW_GEMM),
-        _table(gemm_ceilings(spec), "precision, Gflop/s"),
+        _table(gemm_peaks(spec), "precision, Gflop/s"),
     )
 
 
@@ -188,11 +186,11 @@ def _classes(points: Sequence[Point]) -> dict[str, str]:
     }
 
 
-def _table(ceilings: Sequence[Ceiling], title: str) -> Element:
-    places = list(dict.fromkeys(ceiling.place for ceiling in ceilings))
+def _table(peaks: Sequence[Peak], title: str) -> Element:
+    places = list(dict.fromkeys(peak.place for peak in peaks))
     rows = []
-    for name in dict.fromkeys(ceiling.of for ceiling in ceilings):
-        by_place = {ceiling.place: ceiling for ceiling in ceilings if ceiling.of == name}
+    for name in dict.fromkeys(peak.of for peak in peaks):
+        by_place = {peak.place: peak for peak in peaks if peak.of == name}
         cells = [_cell(by_place.get(place)) for place in places]
         rows.append(
             node(
@@ -204,11 +202,11 @@ def _table(ceilings: Sequence[Ceiling], title: str) -> Element:
     return table([title, *places], rows)
 
 
-def _cell(ceiling: Ceiling | None) -> list[Child]:
-    if ceiling is None:
+def _cell(peak: Peak | None) -> list[Child]:
+    if peak is None:
         return [nowrap("")]
-    where = node("small", ceiling.where) if ceiling.where else None
-    return [*interval_cell(ceiling.rate, ceiling.reason), where]
+    where = node("small", peak.where) if peak.where else None
+    return [*interval_cell(peak.rate, peak.reason), where]
 
 
 # ----------------------------------------------------------------------------------------------- the pictures

@@ -18,9 +18,9 @@ from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact, copy_files
 from hpml.artifacts.model_input import PictureSpec
 from hpml.artifacts.registration import RegistrationSpec
-from hpml.components.deploy import standalone, triton_repository
-from hpml.components.deploy.config import DeployConfig
-from hpml.components.deploy.contents import (
+from hpml.components.bundle import standalone, triton_repository
+from hpml.components.bundle.config import BundleConfig
+from hpml.components.bundle.contents import (
     GOLDEN,
     GOLDEN_PICTURES,
     OUTPUT,
@@ -31,8 +31,8 @@ from hpml.components.deploy.contents import (
     TRITON_SCRIPT,
     Contents,
 )
-from hpml.components.deploy.readme import readme
-from hpml.components.deploy.triton import config_pbtxt
+from hpml.components.bundle.readme import readme
+from hpml.components.bundle.triton import config_pbtxt
 from hpml.core.contract import Output, Result
 from hpml.core.errors import GateFailed, StageFailed
 from hpml.measuring.goals import DECISION_FILE, DecisionRecord
@@ -54,9 +54,9 @@ runpy.run_path(sys.argv[0], run_name="__main__")
 
 
 def write_bundle(
-    config: DeployConfig, engine: Artifact[EngineSpec], version: Artifact[RegistrationSpec], out: Output
+    config: BundleConfig, engine: Artifact[EngineSpec], version: Artifact[RegistrationSpec], out: Output
 ) -> Result[BundleSpec]:
-    """See `hpml.components.deploy.stage.run`."""
+    """See `hpml.components.bundle.stage.run`."""
     decision = DecisionRecord.model_validate_json(engine.file(DECISION_FILE).read_text())
     if version.spec.engine_digest != decision.engine_digest:
         raise StageFailed(

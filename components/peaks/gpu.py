@@ -1,4 +1,4 @@
-"""The ceilings of an NVIDIA GPU through torch, by CUDA events: its memory, its products, copies to and fro.
+"""The peaks of an NVIDIA GPU through torch, by CUDA events: its memory, its products, copies to and fro.
 
 A go is many operations between two events, so that the time of launching one is hidden behind the one before
 it; the products of small matrices are bound by launching, as they are in a network that runs eagerly.
@@ -12,9 +12,9 @@ from typing import Literal
 
 import torch
 
-from hpml.artifacts.ceilings import BandwidthPoint, GemmPoint
-from hpml.components.ceilings.gemm import Precision
-from hpml.components.ceilings.rounds import NotMeasurable, Probe, Timed
+from hpml.artifacts.peaks import BandwidthPoint, GemmPoint
+from hpml.components.peaks.gemm import Precision
+from hpml.components.peaks.rounds import NotMeasurable, Probe, Timed
 
 _GO_S = 0.002  # one go takes at least
 _WARM_UPS = 3

@@ -18,8 +18,8 @@ from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import EngineFigures, EngineSettings, MeasurementsSpec
 from hpml.artifacts.model import ModelSpec, QuantizationSpec
 from hpml.artifacts.registration import RegistrationSpec
-from hpml.components.deploy import stage as deploy
-from hpml.components.deploy.config import DeployConfig
+from hpml.components.bundle import stage as bundling
+from hpml.components.bundle.config import BundleConfig
 from hpml.components.export import stage as export
 from hpml.components.register import stage as register
 from hpml.components.register.config import RegisterConfig
@@ -44,7 +44,7 @@ def lineage(**parents: str) -> Lineage:
 
 @dataclass(frozen=True)
 class Deployable:
-    """What deploy reads, and the registry that holds the engine."""
+    """What `bundle` reads, and the registry that holds the engine."""
 
     engine: Artifact[EngineSpec]
     version: Artifact[RegistrationSpec]
@@ -171,7 +171,7 @@ def deployable_int8(
 def deployed(deployable: Deployable, tmp_path_factory: pytest.TempPathFactory) -> Artifact[BundleSpec]:
     """The bundle of that engine. Not to be changed."""
     place = tmp_path_factory.mktemp("deployed") / "bundle"
-    return perform(place, deploy.run, DeployConfig(), engine=deployable.engine, version=deployable.version)
+    return perform(place, bundling.run, BundleConfig(), engine=deployable.engine, version=deployable.version)
 
 
 def resealed(

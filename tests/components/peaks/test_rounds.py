@@ -7,8 +7,8 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
-from hpml.artifacts.ceilings import GemmPoint
-from hpml.components.ceilings.rounds import MIN_ROUNDS, NotMeasurable, Probe, Timed, prepare, rates_by_round
+from hpml.artifacts.peaks import GemmPoint
+from hpml.components.peaks.rounds import MIN_ROUNDS, NotMeasurable, Probe, Timed, prepare, rates_by_round
 from hpml.core.errors import Terminated
 
 POINT = GemmPoint(device="cpu", precision="fp32", library="none", threads=1, size=64)
