@@ -223,7 +223,7 @@ def test_nothing_that_executes_data(modules: list[Module]) -> None:
     assert not found
 
 
-def test_the_command_wakes_nothing_heavy() -> None:
+def test_the_command_imports_nothing_heavy() -> None:
     heavy = ("torch", "numpy", "onnx", "onnxruntime", "mlflow", "sklearn", "PIL", "pandas")
     ours = ("__main__", "graph", "recipe", "executors.process", "terminal.results")
     code = (
@@ -272,5 +272,7 @@ def test_no_address_of_a_registry_and_no_path_of_a_machine_is_committed() -> Non
         ["git", "ls-files"], cwd=ROOT, capture_output=True, text=True, check=True
     ).stdout.split()
     for name in files:
+        if (ROOT / name).is_dir():  # a link
+            continue
         text = (ROOT / name).read_text(errors="ignore")
         assert not re.search(r"https?://(files\.|[^/ ]*(pypi|registry|proxy|mirror))", text), name

@@ -165,7 +165,7 @@ The project that built the engine (`pip install hpml-pipeline`) loads it, on the
 import json
 from pathlib import Path
 import numpy as np
-from hpml.artifacts.folder import EngineSpec
+from hpml.artifacts.engine import EngineSpec
 from hpml.tasks.images import to_x_nchw
 from hpml.targets import TARGETS
 

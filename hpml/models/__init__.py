@@ -4,7 +4,7 @@ A network is its architecture, then its channel plan (the sizes that pruning lef
 architecture is an import path of a callable that takes `in_channels` and `num_classes` beside its own
 arguments and returns a torch module from (batch, channels, height, width) to logits (batch, classes). Ours
 have a short name, a row of ARCHITECTURES; a user's own is given as `package.module:callable`.
-Importing this package does not wake torch.
+Importing this package does not import torch.
 """
 
 from __future__ import annotations

@@ -97,7 +97,7 @@ def _roofs(peaks: PeaksSpec, threads: int, device: str) -> _Roofs:
 
 
 def _scales(roofs: _Roofs, points: Sequence[Point], width: float, height: float) -> tuple[Scale, Scale]:
-    """Both over all points and over the ridges, where slopes meet arithmetic."""
+    """Both over all points and over the ridges, where slopes meet peaks."""
     ridges = [peak / slope for peak in roofs.arithmetic.values() for slope in roofs.bandwidths.values()]
     x = padded(
         [*ridges, *(point.flop_per_byte for point in points)], _LEFT, width - _RIGHT, log=True, by=0.04
@@ -115,7 +115,7 @@ def _scales(roofs: _Roofs, points: Sequence[Point], width: float, height: float)
 def _drawn_roofs(
     roofs: _Roofs, x: Scale, y: Scale, marks: Sequence[Mark]
 ) -> tuple[list[Element], list[Segment], list[Box]]:
-    """The slopes and the arithmetic with their names; where they run, and what their names cover."""
+    """The slopes and the peaks with their names; where they run, and what their names cover."""
     drawn: list[Element] = []
     lines: list[Segment] = []
     names: list[Box] = []

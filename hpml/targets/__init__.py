@@ -1,7 +1,7 @@
 """What a model can be exported to. A target is one file here and one row of TARGETS.
 
 A target both builds an engine and loads it again, so that the gate of `export`, the benchmark and the check
-of the deployable bundle run the very same code on the very same files. Importing this package wakes neither
+of the deployable bundle run the very same code on the very same files. Importing this package imports neither
 torch nor a vendor's library: they are imported inside the functions that use them.
 """
 

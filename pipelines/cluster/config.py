@@ -90,7 +90,7 @@ class ClusterConfig(Config):
     @property
     def launcher(self) -> tuple[str, ...]:
         """The command of a train step whose workers are other pods."""
-        return ("python", "-m", f"hpml.pipelines.{self.trainer}")
+        return ("python", "-m", f"hpml.pipelines.operators.{self.trainer}")
 
     def image(self, family: Family) -> str:
         """The reference of the image of a family."""

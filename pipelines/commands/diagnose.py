@@ -49,7 +49,9 @@ def find(home: Path, record: RunRecord) -> DiagnosisSpec:
 
 def peaks_of(home: Path, record: RunRecord) -> PeaksSpec:
     """The peaks that the diagnosis of a run is under; none where they could not be measured."""
-    digests = [step.digest for step in record.steps.values() if step.stage == "peaks" and step.digest]
+    digests = [
+        step.digest for step in record.steps.values() if step.stage in ("peaks", "ceilings") and step.digest
+    ]
     spec: PeaksSpec = (
         Store(home).open(digests[0]).spec if digests else PeaksSpec(hardware={}, bandwidths=(), gemms=())
     )

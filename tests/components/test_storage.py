@@ -378,7 +378,7 @@ def test_an_endpoint_that_is_none(url: str, monkeypatch: pytest.MonkeyPatch) -> 
     assert isinstance(error, Unavailable) and "check AWS_ENDPOINT_URL" in str(error)
 
 
-def test_importing_it_wakes_no_boto3() -> None:
+def test_importing_it_does_not_import_boto3() -> None:
     code = "import sys, hpml.io.storage as s; s.exists('/x'); print({'boto3', 'botocore'} & set(sys.modules))"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "set()"

@@ -21,7 +21,6 @@ from typing import Any
 import numpy as np
 import pytest
 from PIL import Image
-from tests.components.deploy.conftest import perform, resealed
 
 from hpml.components.bundle import stage as bundling
 from hpml.components.bundle.config import BundleConfig
@@ -30,6 +29,7 @@ from hpml.components.prepare.picture_facts import facts_of, for_arrays
 from hpml.core.contract import Output
 from hpml.core.errors import GateFailed
 from hpml.tasks import pictures
+from tests.components.bundle.conftest import perform, resealed
 from tests.draw_golden_pictures import ORIENTATION, chart
 
 GREY = facts_of("pictures", 1, resize="shrink", fit_within_hw=(8, 8), size_hw=(8, 8))

@@ -19,7 +19,6 @@ import numpy as np
 import onnxruntime
 import pytest
 from google.protobuf import descriptor_pb2, descriptor_pool, message_factory, text_format
-from tests.components.deploy.conftest import chosen_and_registered, exported_int8, resealed
 
 from hpml.artifacts.bundle import BundleSpec
 from hpml.artifacts.dataset import DatasetSpec
@@ -29,6 +28,7 @@ from hpml.components.bundle import stage as bundling
 from hpml.components.bundle.config import BundleConfig
 from hpml.core.errors import GateFailed, StageFailed
 from hpml.tasks.images import load_split
+from tests.components.bundle.conftest import chosen_and_registered, exported_int8, resealed
 
 ENGINE = "model_repository/digits/1/model.onnx"
 

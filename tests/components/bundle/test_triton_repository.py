@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from tests.components.deploy.conftest import perform, resealed
 
 from hpml.artifacts.bundle import BundleSpec
 from hpml.artifacts.folder import Artifact, open_artifact, seal_artifact
@@ -19,6 +18,7 @@ from hpml.components.bundle import stage as bundling
 from hpml.components.bundle.config import BundleConfig
 from hpml.components.bundle.triton_repository import Refused, place
 from hpml.measuring.goals import DECISION_FILE, DecisionRecord
+from tests.components.bundle.conftest import perform, resealed
 
 
 @pytest.fixture(scope="module")

@@ -61,7 +61,7 @@ def test_names() -> None:
         models.import_path("resnet81")
 
 
-def test_the_names_wake_no_torch() -> None:
+def test_the_names_do_not_import_torch() -> None:
     code = "import sys, hpml.models; print('torch' in sys.modules)"
     answer = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert answer.stdout.strip() == "False"

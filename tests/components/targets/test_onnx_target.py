@@ -309,10 +309,10 @@ def test_u8s8_is_refused_where_it_would_saturate(tmp_path, monkeypatch):
     assert not products_saturate()
 
 
-def test_loading_wakes_no_torch(onnx_file_engine):
+def test_loading_does_not_import_torch(onnx_file_engine):
     script = (
         "import sys; from pathlib import Path; from hpml.targets import Onnx;"
-        "from hpml.artifacts.folder import EngineSpec; folder = Path(sys.argv[1]);"
+        "from hpml.artifacts.engine import EngineSpec; folder = Path(sys.argv[1]);"
         "engine = EngineSpec.model_validate_json((folder / 'engine.json').read_text());"
         "import numpy as np; session = Onnx().load(folder, engine, threads=1);"
         "print(session.predict(np.zeros((2, 1, 8, 8), np.float32)).shape, 'torch' in sys.modules)"

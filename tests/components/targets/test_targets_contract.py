@@ -64,7 +64,7 @@ def test_a_gpu_that_is_not_there_is_not_asked_for(monkeypatch):
         assert "no NVIDIA GPU" in config.unmet()
 
 
-def test_importing_the_targets_and_their_stage_wakes_no_library():
+def test_importing_the_targets_and_their_stage_does_not_import_a_library():
     script = (
         "import sys, hpml.components.export.stage, hpml.components.compress.stage;"
         "heavy = ('torch', 'numpy', 'onnx', 'onnxruntime', 'tensorrt');"

@@ -97,7 +97,7 @@ def test_bf16_is_met_only_where_the_cpu_has_it() -> None:
     assert bool(read({"precision": "bf16"}).unmet()) == (not has_it)
 
 
-def test_the_config_wakes_nothing_heavy() -> None:
+def test_the_config_imports_nothing_heavy() -> None:
     code = (
         "import sys, hpml.components.train.stage; print({'torch', 'numpy', 'safetensors'} & set(sys.modules))"
     )
