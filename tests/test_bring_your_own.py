@@ -84,7 +84,7 @@ def test_a_users_own_model_and_images_run_through_the_whole_chain(folder: Path) 
     assert len(right) == len(photos) and sum(right) > 0.6 * len(right)
 
     module = folder / "mynets.py"
-    module.write_text(module.read_text() + "\n# a change\n")
+    module.write_text(module.read_text() + "\nCHANGED = True\n")
     changed = json.loads(hpml(folder, "--only", "train").stdout)
     assert changed["steps"]["prepare"]["status"] == "cached"
     assert changed["steps"]["train"]["status"] == "done"

@@ -1,6 +1,6 @@
 """What can be measured. A subject is one file here and one row of SUBJECTS.
 
-A worker gets the subject's config and opens it in its own process. Importing this package imports neither torch
+A worker gets the subject's config and opens it in its own process. Importing this imports neither torch
 nor another runtime.
 """
 

@@ -82,7 +82,7 @@ print([name for name in ("mlxtend", "sklearn") if name in sys.modules])
     assert ran.stdout.strip() == "[]"
 
 
-def test_importing_the_stage_wakes_no_heavy_library() -> None:
+def test_importing_the_stage_imports_no_heavy_library() -> None:
     code = """
 import sys, hpml.components.prepare.stage
 print([name for name in ("numpy", "torch", "PIL", "mlxtend", "sklearn") if name in sys.modules])
