@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Literal
 from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.folder import Artifact
 from hpml.components.compress.base import Method, Network
-from hpml.components.compress.criteria import Criteria
+from hpml.components.compress.prune_options import Criteria
 from hpml.core.contract import Output
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Prune(Criteria, Method):
         self, network: Network, teacher: nn.Module, data: Artifact[DatasetSpec], out: Output
     ) -> Network:
         """The network with fewer channels. Raises ConfigInvalid if that cannot be done."""
-        from hpml.components.compress.channels import remove_channels
+        from hpml.components.compress.prune_channels import remove_channels
 
         remove_channels(network.module, self, network.input, data)
         return network

@@ -35,7 +35,7 @@ class Quantize(Method):
     ) -> Network:
         """The network with its quantization spec. Raises ConfigInvalid for an unknown excluded layer."""
         from hpml.components.compress.layers import require_layers
-        from hpml.components.compress.rows import stratified_rows
+        from hpml.components.compress.training_sample import stratified_rows
 
         require_layers(network.module, self.excluded_layers, where="quantize.excluded_layers")
         return replace(

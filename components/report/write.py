@@ -13,8 +13,8 @@ from hpml.artifacts.model import ModelSpec
 from hpml.artifacts.peaks import PeaksSpec
 from hpml.artifacts.report import ReportSpec
 from hpml.components.report.content import gather
+from hpml.components.report.data_files import figures_csv, figures_json
 from hpml.components.report.page import page, title_of
-from hpml.components.report.tables import figures_csv, figures_json
 from hpml.core.contract import Output, Result
 from hpml.measuring.goals import Goals
 

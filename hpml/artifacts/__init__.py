@@ -1,1 +1,1 @@
-"""The reader and writer of artifact folders, and a file for each kind of artifact, named after it."""
+"""folder.py reads and writes artifacts; a kind of artifact is the file named after it, others are parts of kinds."""

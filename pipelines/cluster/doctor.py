@@ -9,8 +9,8 @@ from hpml.core.errors import HpmlError, Unavailable
 from hpml.pipelines.cluster import client as kube
 from hpml.pipelines.cluster.client import CONFIGMAPS, EVENTS, JOBS, PODS, PODS_LOG, Json, Namespace, Resource
 from hpml.pipelines.cluster.config import ClusterConfig
+from hpml.pipelines.cluster.finding import Finding
 from hpml.pipelines.cluster.store import SECRETS, use_store
-from hpml.pipelines.finding import Finding
 from hpml.pipelines.resources import RESOURCES, Family
 
 _NAMESPACES = Resource("v1", "namespaces", namespaced=False)

@@ -1,1 +1,1 @@
-"""The verbs of `hpml`."""
+"""The verbs of `hpml`, a file for each group: their options, and what they call."""

@@ -14,7 +14,7 @@ from hpml.artifacts.core_state import CoreDistances
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.peaks import GemmPoint, PeaksSpec
 from hpml.components.peaks import stage as peaks
-from hpml.pipelines.commands import bench_machine
+from hpml.pipelines.bench import machine as bench_machine
 from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.execution import Settings, forecast
 from hpml.pipelines.executors.process import Processes

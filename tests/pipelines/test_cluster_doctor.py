@@ -14,8 +14,8 @@ import yaml
 
 from hpml.pipelines.cluster import doctor as cluster_doctor
 from hpml.pipelines.cluster.config import ClusterConfig
-from hpml.pipelines.commands import doctor
-from hpml.pipelines.finding import Finding
+from hpml.pipelines.cluster.finding import Finding
+from hpml.pipelines.workspace import doctor
 from tests.pipelines.fake_jobs import FakeJobs
 
 Json = dict[str, Any]

@@ -12,10 +12,11 @@ from noop_stages import Number
 
 from hpml.core.errors import StageFailed, Unavailable
 from hpml.pipelines.__main__ import main
-from hpml.pipelines.commands import bench, measurable
-from hpml.pipelines.commands.collect import collect_workspace
+from hpml.pipelines.bench import engines as bench
+from hpml.pipelines.bench import measurable
 from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.store import Store
+from hpml.pipelines.workspace.gc import collect_workspace
 from tests.pipelines.conftest import plan_of
 
 

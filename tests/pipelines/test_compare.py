@@ -18,9 +18,9 @@ from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec, Through
 from hpml.core.errors import UsageError
 from hpml.measuring.config import BenchmarkConfig
 from hpml.pipelines.__main__ import main
-from hpml.pipelines.commands import compare
-from hpml.pipelines.commands.bench_record import BenchRecord, SubjectRecord
-from hpml.pipelines.commands.compare import MARGIN, ratio, verdict
+from hpml.pipelines.bench import compare
+from hpml.pipelines.bench.compare import MARGIN, ratio, verdict
+from hpml.pipelines.bench.record import BenchRecord, SubjectRecord
 from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.run_record import RunRecord, StepRecord
 from hpml.pipelines.engine.store import Store

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 
 from hpml.artifacts.core_state import CoreDistances
-from hpml.pipelines.commands import bench_machine, core_distances
+from hpml.pipelines.bench import core_distances
+from hpml.pipelines.bench import machine as bench_machine
 from hpml.reporting.core_distances import cores_section, in_words, state_rows
 from hpml.reporting.markup import to_html
 from hpml.reporting.peaks import peaks_page

@@ -16,7 +16,6 @@ from noop_stages import Number, Rounds, Timed
 from hpml.io.relay import EVENT_PREFIX, read_event
 from hpml.pipelines import graph, plan, recipe
 from hpml.pipelines.__main__ import main
-from hpml.pipelines.commands.collect import collect_workspace
 from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.cache_keys import CacheKeyInputs, cache_key_inputs, here
 from hpml.pipelines.engine.execution import Execution, Settings, forecast
@@ -26,6 +25,7 @@ from hpml.pipelines.executors.process import Processes
 from hpml.pipelines.kubeflow.runs import RemoteRun
 from hpml.pipelines.plan import Plan, Step, trace
 from hpml.pipelines.terminal import results
+from hpml.pipelines.workspace.gc import collect_workspace
 from hpml.steps.job import Job, execute
 
 STEPS = ("start-a", "benchmark-a-m", "add-a-m-z")

@@ -15,7 +15,8 @@ from kubeflow_api import RUN_ID, Api, cached_nodes, driver_node, node, pod_of, r
 from hpml.core.errors import ExitCode, StageFailed, Unavailable, UsageError
 from hpml.io import tracking
 from hpml.pipelines import recipe
-from hpml.pipelines.__main__ import _end_of_remote_run, main
+from hpml.pipelines.__main__ import main
+from hpml.pipelines.commands.kubeflow import end_of_remote_run
 from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.execution import first_failure
 from hpml.pipelines.engine.run_record import RunRecord
@@ -202,7 +203,7 @@ def test_an_incomplete_measurement_is_said_once_with_what_completes_it(
     lacking = {name: step.incomplete for name, step in ended.steps.items() if step.incomplete}
     assert lacking == {"benchmark": "machine busy"}
     assert listener.said.count("benchmark is incomplete: machine busy") == 1
-    _end_of_remote_run(ended, completed_by="hpml submit it")
+    end_of_remote_run(ended, completed_by="hpml submit it")
     assert capsys.readouterr().err.splitlines()[-2:] == [
         "warning: benchmark is incomplete: machine busy",
         "to complete it: hpml submit it",

@@ -24,10 +24,10 @@ from hpml.core.errors import ConfigInvalid, ExitCode, StageFailed, Unavailable
 from hpml.io import storage
 from hpml.measuring.subjects import EngineSubject
 from hpml.pipelines import graph, recipe
+from hpml.pipelines.bench import measurable
 from hpml.pipelines.cluster import causes
 from hpml.pipelines.cluster import client as kube
 from hpml.pipelines.cluster import doctor as cluster_doctor
-from hpml.pipelines.commands import measurable
 from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.cache_keys import CacheKeyInputs
 from hpml.pipelines.engine.execution import Execution, Settings, forecast

@@ -18,7 +18,7 @@ from hpml.components.report import stage as report
 from hpml.core.contract import signature
 from hpml.core.errors import ExitCode
 from hpml.pipelines import resources
-from hpml.pipelines.__main__ import _end_of_run
+from hpml.pipelines.commands.run import end_of_run
 from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.execution import Execution, Settings, first_failure, not_shown
 from hpml.pipelines.engine.run_record import RunRecord
@@ -114,7 +114,7 @@ def test_a_step_that_only_shows_fails_no_run_and_is_told_of(
     assert not shown(home, record)["wished"]
     assert "killed by SIGSEGV" in shown(home, record)["left_out"]["wished"]
     (sentence,) = not_shown(record)
-    _end_of_run(record, "hpml run a.yaml", completed_by="hpml bench a")
+    end_of_run(record, "hpml run a.yaml", completed_by="hpml bench a")
     assert capsys.readouterr().err == f"warning: {sentence}\n"
     assert "only shows" in sentence and "SIGSEGV" in sentence
 

@@ -15,7 +15,7 @@ from hpml.core.errors import ConfigInvalid
 from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.rounds import Round, Rounds
 from hpml.measuring.samples import read_samples, write_samples
-from hpml.pipelines.commands.bench_record import (
+from hpml.pipelines.bench.record import (
     RECORD,
     SAMPLES,
     BenchRecord,

@@ -15,7 +15,7 @@ from hpml.artifacts.model import ArchitectureSpec
 from hpml.artifacts.model_input import InputSpec
 from hpml.components.compress import Prune
 from hpml.components.compress import stage as compress
-from hpml.components.compress.channels import Group, _kept, remove_channels
+from hpml.components.compress.prune_channels import Group, _kept, remove_channels
 from hpml.core.errors import ConfigInvalid, ExitCode
 from hpml.models.channel_plan import apply_channel_plan, channel_plan, layer_sizes
 

@@ -15,8 +15,8 @@ from hpml import models
 from hpml.artifacts.model import QuantizationSpec
 from hpml.components.compress import Distill, Prune, Quantize
 from hpml.components.compress import stage as compress
-from hpml.components.compress.rows import stratified_rows
 from hpml.components.compress.simulate import simulate_int8
+from hpml.components.compress.training_sample import stratified_rows
 from hpml.components.export import stage as export
 from hpml.core.errors import ConfigInvalid
 from hpml.targets import Onnx

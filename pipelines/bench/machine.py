@@ -22,7 +22,7 @@ from hpml.artifacts.peaks import PeaksSpec
 from hpml.components.peaks import stage as peaks
 from hpml.components.peaks.config import PeaksConfig
 from hpml.core.atomic_files import write_text_atomic
-from hpml.pipelines.commands import core_distances
+from hpml.pipelines.bench import core_distances
 from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.execution import Execution, Settings
 from hpml.pipelines.engine.run_record import RunRecord, StepRecord

@@ -19,9 +19,9 @@ from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.model_input import InputSpec
 from hpml.components.compress.base import DoesNotApply
-from hpml.components.compress.criteria import Criteria
 from hpml.components.compress.layers import is_within, require_layers, require_prunable
-from hpml.components.compress.rows import stratified_rows
+from hpml.components.compress.prune_options import Criteria
+from hpml.components.compress.training_sample import stratified_rows
 from hpml.core.errors import ConfigInvalid, HpmlError
 from hpml.models.channel_plan import SIZES
 from hpml.tasks.images import batches, load_split, to_x_nchw

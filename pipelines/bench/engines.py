@@ -22,9 +22,9 @@ from hpml.core.errors import ConfigInvalid, GateFailed, Unavailable, UsageError,
 from hpml.core.hardware import usable_cpus
 from hpml.measuring.config import BenchmarkConfig, Quiet
 from hpml.measuring.subjects import EngineSubject
-from hpml.pipelines.commands import bench_record as records
-from hpml.pipelines.commands.bench_record import BenchRecord
-from hpml.pipelines.commands.measurable import Measurable, check_batches
+from hpml.pipelines.bench import record as records
+from hpml.pipelines.bench.measurable import Measurable, check_batches
+from hpml.pipelines.bench.record import BenchRecord
 from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.run_record import RunRecord, StepRecord
 from hpml.pipelines.engine.store import Store

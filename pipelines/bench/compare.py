@@ -16,7 +16,7 @@ from hpml.core.atomic_files import write_text_atomic
 from hpml.core.errors import GateFailed, UsageError
 from hpml.measuring.core_states import latency_in, matched, same_mixture, share
 from hpml.measuring.goals import COMPLETION
-from hpml.pipelines.commands.bench_record import RECORD, read_record
+from hpml.pipelines.bench.record import RECORD, read_record
 from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.run_record import FINISHED
 from hpml.pipelines.engine.store import Store

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from hpml.core import hardware
 from hpml.pipelines.cluster.config import ClusterConfig
-from hpml.pipelines.finding import Finding
+from hpml.pipelines.cluster.finding import Finding
 
 
 def examine(cluster: ClusterConfig) -> list[Finding]:

@@ -1,0 +1,1 @@
+"""Measuring without a recipe: engines together, the machine, comparisons, diagnoses."""

@@ -1,0 +1,1 @@
+"""What surrounds runs: what is installed, what is kept, the first recipe."""
