@@ -37,6 +37,7 @@ from pydantic import Field
 
 import hpml
 from hpml.artifacts.folder import Manifest
+from hpml.components import STAGES
 from hpml.components.executor_input import ExecutorInput, Named, read_executor_input
 from hpml.core import hardware, memory
 from hpml.core.contract import Config, StageSignature, signature, validate
@@ -51,8 +52,6 @@ from hpml.training.distributed import rank
 __all__ = ["STAGES", "Job", "about", "arguments_of", "execute", "main", "run_job", "source_digest"]
 
 _LINKS = ("components", "pipelines")  # folders of hpml that a clone has beside it
-
-STAGES = tuple(sorted(file.parent.name for file in Path(__file__).parent.glob("*/stage.py")))
 
 
 # ---------------------------------------------------------------------------------------------- command line

@@ -8,7 +8,7 @@ from typing import Any, Protocol, TypeVar
 
 from hpml.core.contract import Config, Result, canonical_json, signature, stage_name
 from hpml.core.errors import UsageError
-from hpml.pipelines.resources import resources_of
+from hpml.pipelines.stage_needs import needs_of
 
 Handle = TypeVar("Handle")
 
@@ -49,7 +49,7 @@ class Node:
     @property
     def is_exclusive(self) -> bool:
         """Whether nothing else of ours may run on the machine meanwhile."""
-        return resources_of(self.stage).exclusive or self.config.decides_by_timing
+        return needs_of(self.stage).exclusive or self.config.decides_by_timing
 
     def parents(self) -> list[str]:
         """The names of the steps this one reads from, each once, in order."""
@@ -96,7 +96,7 @@ class Plan:
     def only_shows(self) -> set[str]:
         """The steps whose failure is not the run's: they only show, and the run is for more than that."""
         read = {parent for node in self.nodes.values() for parent in node.parents()}
-        showing = {name for name, node in self.nodes.items() if resources_of(node.stage).only_shows}
+        showing = {name for name, node in self.nodes.items() if needs_of(node.stage).only_shows}
         return showing if set(self.nodes) - read - showing else set()
 
     def needed_for(self, target: str) -> Plan:

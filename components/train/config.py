@@ -86,6 +86,11 @@ class TrainConfig(Hyperparameters):
             )
         return super().unmet()
 
+    @property
+    def reads_unpinned_data(self) -> bool:
+        """Whether it begins with weights at an address."""
+        return self.weights is not None
+
     def fingerprint(self) -> str:
         """A digest of the weights to begin with, if any."""
         return "" if self.weights is None else weights.fingerprint(self.weights)

@@ -1,1 +1,1 @@
-"""folder.py reads and writes artifacts; a kind of artifact is the file named after it, others are parts of kinds."""
+"""Artifacts: folder.py reads and writes them; a kind is the file named after it; the others are parts."""

@@ -50,6 +50,11 @@ class Config(BaseModel):
         """Whether a step with this config times what it makes, so that nothing else may run beside it."""
         return False
 
+    @property
+    def reads_unpinned_data(self) -> bool:
+        """Whether it names data by an address alone, at which there may be other data the next time."""
+        return False
+
     def unmet(self) -> str:
         """Why this machine cannot run this config; empty if it can. Asked before anything is started."""
         return ""

@@ -7,7 +7,8 @@ from typing import Annotated, Literal, get_args
 from pydantic import Field, StringConstraints, field_validator
 
 from hpml.core.contract import Config
-from hpml.pipelines.resources import Family, resources_of
+from hpml.core.needs import Family
+from hpml.pipelines.stage_needs import needs_of
 
 FAMILIES: tuple[Family, ...] = get_args(Family)
 
@@ -26,7 +27,7 @@ class Toleration(Config):
 
 
 class StageNeeds(Config):
-    """What the pods of one stage get; None: what `pipelines/resources.py` says."""
+    """What the pods of one stage get; None: what `needs.py` of the stage says."""
 
     cpus: float | None = Field(default=None, ge=0.01)  # 0.5 is half of one
     memory: Quantity | None = None
@@ -68,7 +69,7 @@ class ClusterConfig(Config):
     @field_validator("stages")
     @classmethod
     def _known(cls, stages: dict[str, StageNeeds]) -> dict[str, StageNeeds]:
-        from hpml.components.__main__ import STAGES
+        from hpml.components import STAGES
 
         for name in stages:
             if name not in STAGES:
@@ -77,7 +78,7 @@ class ClusterConfig(Config):
 
     def needs(self, stage: str) -> StageNeeds:
         """What the pods of `stage` get, every default filled in."""
-        given, row = self.stages.get(stage, StageNeeds()), resources_of(stage)
+        given, row = self.stages.get(stage, StageNeeds()), needs_of(stage)
         return given.model_copy(
             update={
                 "cpus": given.cpus or row.cpus or row.cluster_cpus,

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 
+from hpml.components import STAGES
 from hpml.core.errors import HpmlError, Unavailable
+from hpml.core.needs import Family
 from hpml.pipelines.cluster import client as kube
 from hpml.pipelines.cluster.client import CONFIGMAPS, EVENTS, JOBS, PODS, PODS_LOG, Json, Namespace, Resource
 from hpml.pipelines.cluster.config import ClusterConfig
 from hpml.pipelines.cluster.finding import Finding
 from hpml.pipelines.cluster.store import SECRETS, use_store
-from hpml.pipelines.resources import RESOURCES, Family
 
 _NAMESPACES = Resource("v1", "namespaces", namespaced=False)
 _NODES = Resource("v1", "nodes", namespaced=False)
@@ -181,7 +182,7 @@ def _images(cluster: Namespace, config: ClusterConfig) -> Finding:
     listed = [image for node in nodes for image in node["status"].get("images", ())]
     present = {name for image in listed for name in image.get("names") or ()}
     wanted: dict[str, None] = {}
-    for stage in RESOURCES:
+    for stage in STAGES:
         family: Family | None = config.needs(stage).image
         assert family, "the defaults are filled in"
         wanted[config.image(family)] = None
@@ -213,7 +214,7 @@ def _gpus(cluster: Namespace, config: ClusterConfig) -> Finding:
     advice = (
         "for stages with gpus: install NVIDIA's GPU operator (k8s/overlays/gpu); or set cluster.gpu_resource"
     )
-    asked = [stage for stage in RESOURCES if config.needs(stage).gpus]
+    asked = [stage for stage in STAGES if config.needs(stage).gpus]
     if asked:
         found = f"no node has {resource}, which {', '.join(asked)} ask for"
         return Finding("cluster gpus", "missing", found, advice)

@@ -24,7 +24,7 @@ from hpml.core import hardware
 from hpml.core.contract import canonical_json
 from hpml.core.errors import ConfigInvalid
 from hpml.pipelines.plan import Node
-from hpml.pipelines.resources import resources_of
+from hpml.pipelines.stage_needs import needs_of
 
 _ROOT = Path(hpml.__file__).parents[1]
 _OURS = "hpml"  # below _ROOT, which has all other libraries too where we are installed
@@ -290,7 +290,7 @@ def cache_key_inputs(
     registry: the identity of the model registry, for the steps that write to it. runtime_environment: what
     it finds where it is to run, with `threads`.
     """
-    needs = resources_of(node.stage)
+    needs = needs_of(node.stage)
     code = code_of(node.run.__module__, import_paths)
     namers = [node, *ancestors] if _NETWORKS in code.modules else [node]
     users = _users_code([each.config.model_dump(mode="json") for each in namers], import_paths)

@@ -21,7 +21,7 @@ from hpml.pipelines.engine.run_record import FINISHED, RunRecord, Status, StepRe
 from hpml.pipelines.engine.store import copy_out
 from hpml.pipelines.executors.base import Ended, Executor, Lease, Watcher
 from hpml.pipelines.plan import Node, Plan
-from hpml.pipelines.resources import resources_of
+from hpml.pipelines.stage_needs import needs_of
 
 _POLL_S = 0.1
 _QUIET_POLL_S = 1.0  # while a step wants the machine for itself: looking for its progress takes a CPU from it
@@ -99,7 +99,7 @@ def forecast(plan: Plan, settings: Settings, executor: Executor) -> list[Forecas
 def _key_inputs(
     plan: Plan, node: Node, digests: Mapping[str, str], settings: Settings, executor: Executor
 ) -> CacheKeyInputs:
-    registry = store_identity(settings.registry_uri) if resources_of(node.stage).registry else ""
+    registry = store_identity(settings.registry_uri) if needs_of(node.stage).registry else ""
     return cache_key_inputs(
         node,
         node.present(digests),
@@ -301,7 +301,7 @@ class Execution:
 
     def _left_out(self, node: Node) -> dict[str, str]:
         """For a step that only shows, the inputs that it has to do without, and why."""
-        if not resources_of(node.stage).only_shows:
+        if not needs_of(node.stage).only_shows:
             return {}
         steps = node.sources()
         return {name: self._why_none(step) for name, step in steps.items() if step not in self._digests}
@@ -377,7 +377,7 @@ class Execution:
 
     def _succeed(self, node: Node, status: Status, digest: str, *, key: str) -> None:
         self._digests[node.name] = digest
-        deliver = resources_of(node.stage).deliver
+        deliver = needs_of(node.stage).deliver
         if deliver:
             copy_out(self._store.open(digest), self._folder / deliver)
         self._change(node.name, status=status, digest=digest, key=key)

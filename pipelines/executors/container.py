@@ -2,7 +2,7 @@
 
 A container sees what its step needs and no more: its inputs read-only, a place for its output, no network (a
 bridge, where its step reads or writes elsewhere), a read-only root, no capabilities, the CPUs and the memory
-that `pipelines/resources.py` gives it. It runs as the user, so that what it writes is theirs.
+that `needs.py` of its stage gives it. It runs as the user, so that what it writes is theirs.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from hpml.pipelines.executors.base import Ended, Watcher
 from hpml.pipelines.executors.forkserver import ForkServer
 from hpml.pipelines.plan import Node, Plan
 from hpml.pipelines.recipe import LoadedRecipe
-from hpml.pipelines.resources import resources_of
+from hpml.pipelines.stage_needs import needs_of
 
 _STOP_S = 12  # from SIGTERM to SIGKILL; a training step needs 10 to save
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
@@ -101,8 +101,8 @@ class Containers:
     # ------------------------------------------------------------------------------------------------- steps
 
     def threads(self, stage: str) -> int:
-        """As `pipelines/resources.py` says, and no more than there are CPUs."""
-        return min(resources_of(stage).cpus or self.cpus, self.cpus)
+        """As the stage's `needs.py` says, and no more than there are CPUs."""
+        return min(needs_of(stage).cpus or self.cpus, self.cpus)
 
     def check(self, plan: Plan) -> None:
         """Look at every image, and at what has to be reached, before anything is started.
@@ -142,7 +142,7 @@ class Containers:
         if needs.gpus:
             podman = Path(self._engine).name == "podman"
             command += ["--device", "nvidia.com/gpu=all"] if podman else ["--gpus", "all"]
-        if resources_of(node.stage).registry:
+        if needs_of(node.stage).registry:
             command += ["--env", f"MLFLOW_TRACKING_URI={self._settings.registry_uri}"]
         for place, mode in self._mounts(node, job):
             command += ["--volume", f"{place}:{place}:{mode}"]
@@ -176,7 +176,7 @@ class Containers:
     def _url(self, node: Node) -> str:
         """What a step reads or writes elsewhere: a remote registry, data behind a URL; empty for most."""
         registry = self._settings.registry_uri
-        if resources_of(node.stage).registry and "://" in registry and not registry.startswith("sqlite:"):
+        if needs_of(node.stage).registry and "://" in registry and not registry.startswith("sqlite:"):
             return registry
         return getattr(node.config, "url", None) or ""
 
@@ -204,7 +204,7 @@ class Containers:
         for path in _paths_in(node.config):
             if path.exists():  # the step says it better when it does not
                 yield str(path), "ro"
-        if resources_of(node.stage).registry and self._settings.registry_uri.startswith("sqlite:"):
+        if needs_of(node.stage).registry and self._settings.registry_uri.startswith("sqlite:"):
             yield str(self._settings.home), "rw"
 
     # --------------------------------------------------------------------------------------------------- end

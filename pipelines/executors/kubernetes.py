@@ -39,7 +39,7 @@ from hpml.pipelines.executors.base import Ended, Watcher
 from hpml.pipelines.executors.cluster_job import End, JobRunner, RunOwner, job_body
 from hpml.pipelines.plan import Node, Plan
 from hpml.pipelines.recipe import LoadedRecipe
-from hpml.pipelines.resources import resources_of
+from hpml.pipelines.stage_needs import needs_of
 
 _PATIENCE_S = 300.0  # with an API server that is away while steps run
 _ABOUT_S = 1800.0  # for an image to say what it holds: its pull, and a node for it, included
@@ -121,7 +121,7 @@ class Jobs:
         if lacking:
             raise Unavailable(lacking[0].found, fix=lacking[0].advice)
         for node in plan.nodes.values():
-            if resources_of(node.stage).registry and not self._cluster.tracking_uri:
+            if needs_of(node.stage).registry and not self._cluster.tracking_uri:
                 raise ConfigInvalid(f"{node.name} has no registry", fix="set cluster.tracking_uri")
             for name in ("path", "weights"):
                 path = getattr(node.config, name, None)

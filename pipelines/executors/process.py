@@ -18,7 +18,7 @@ from hpml.pipelines.executors.base import Ended
 from hpml.pipelines.executors.forkserver import ForkServer
 from hpml.pipelines.plan import Node, Plan
 from hpml.pipelines.preflight import checks as preflight
-from hpml.pipelines.resources import resources_of
+from hpml.pipelines.stage_needs import needs_of
 
 
 class Processes:
@@ -40,8 +40,8 @@ class Processes:
         return self._runtime_environment
 
     def threads(self, stage: str) -> int:
-        """As `pipelines/resources.py` says, and no more than there are CPUs."""
-        return min(resources_of(stage).cpus or self.cpus, self.cpus)
+        """As the stage's `needs.py` says, and no more than there are CPUs."""
+        return min(needs_of(stage).cpus or self.cpus, self.cpus)
 
     def check(self, plan: Plan) -> None:
         """Ask every step whether this machine can run it. Raises ConfigInvalid with all reasons."""
@@ -49,7 +49,7 @@ class Processes:
 
     def prepare(self, waiting: tuple[Node, ...]) -> None:
         """Have the server import what the steps that are still to come will need."""
-        modules = {name for node in waiting for name in resources_of(node.stage).preload}
+        modules = {name for node in waiting for name in needs_of(node.stage).preload}
         if self._server and modules - self._preloaded:
             self._server.preload(tuple(sorted(modules - self._preloaded)))
             self._preloaded |= modules

@@ -32,7 +32,7 @@ from hpml.pipelines.kubeflow.server import Server, find_server
 from hpml.pipelines.kubeflow.workflow import Workflow
 from hpml.pipelines.plan import trace
 from hpml.pipelines.recipe import LoadedRecipe
-from hpml.pipelines.resources import resources_of
+from hpml.pipelines.stage_needs import needs_of
 from hpml.pipelines.terminal import results
 
 _POLL_S = 3.0
@@ -255,7 +255,7 @@ class _Observer:
         if new.status == "failed":
             said = self._failure(workflow, task) if old.status != "failed" else {"error": old.error}
             new = new.model_copy(update=said)
-        if new.status == "done" and old.status != "done" and resources_of(new.stage).checkpoints:
+        if new.status == "done" and old.status != "done" and needs_of(new.stage).checkpoints:
             new = new.model_copy(update={"incomplete": self._incomplete(workflow, task)})
         if self._watcher and new.status == "waiting" and new.error not in ("", old.error):
             self._watcher.say(f"{step} waits: {new.error}")

@@ -28,12 +28,11 @@ from hpml.components.__main__ import Job, arguments_of, source_digest
 from hpml.components.executor_input import HTML, METRICS, OUT, SUMMARY, Named
 from hpml.core.contract import signature
 from hpml.core.errors import ConfigInvalid
-from hpml.measuring.goals import Goals
 from hpml.pipelines.cluster import pods
 from hpml.pipelines.cluster.config import ClusterConfig, StageNeeds
 from hpml.pipelines.plan import Node, Plan
 from hpml.pipelines.recipe import Recipe
-from hpml.pipelines.resources import resources_of
+from hpml.pipelines.stage_needs import needs_of
 from hpml.steps.container import WORK
 
 ArtifactType = Literal["Artifact", "Dataset", "Model", "Metrics", "HTML", "Markdown"]
@@ -47,15 +46,6 @@ KFP_RUN_LABEL, RUN_VARIABLE = "pipeline/runid", "HPML_RUN"
 
 _TYPES: Mapping[str, ArtifactType] = {"dataset": "Dataset", "model": "Model", "engine": "Model"}
 _PAGES: Mapping[str, Mapping[str, ArtifactType]] = {"report": {HTML: "HTML", SUMMARY: "Markdown"}}
-
-# What can be set for a single run, on the page of KFP: of the data, of the training, of what is decided by.
-_SETTABLE: Mapping[str, tuple[str, ...]] = {
-    "prepare": ("path", "url", "sha256"),
-    "train": ("epochs",),
-    "report": tuple(Goals.model_fields),
-    "select": tuple(Goals.model_fields),
-}
-_PREFIX = {"prepare": "data_"}
 
 _LAUNCHER = StageNeeds(cpus=1, memory="512Mi", image="client")
 
@@ -189,11 +179,12 @@ def _names(node: Node, tasks: Mapping[str, str]) -> dict[str, Named]:
 
 def _parameters(node: Node) -> tuple[Parameter, ...]:
     found = []
-    for name in _SETTABLE.get(node.stage, ()):
+    needs = needs_of(node.stage)
+    for name in needs.settable:
         if name in type(node.config).model_fields:
             annotation = type(node.config).model_fields[name].annotation
             value = getattr(node.config, name)
-            parameter = _PREFIX.get(node.stage, "") + name
+            parameter = needs.settable_prefix + name
             found.append(Parameter(parameter, node.stage, name, *_typed(annotation, value)))
     return tuple(found)
 
@@ -246,7 +237,7 @@ def _scratch(node: Node, cluster: ClusterConfig) -> str:
 
     Of what is done for this hardware only, KFP has no cached result to give: there a next run goes on, too.
     """
-    row = resources_of(node.stage)
+    row = needs_of(node.stage)
     if not row.checkpoints:
         return ""
     return f"{cluster.store}/scratch/{WORK if row.hardware_bound else f'$({RUN_VARIABLE})'}/{node.name}"
@@ -299,13 +290,5 @@ def _may_be_cached(node: Node) -> bool:
     It compares images, arguments and inputs. It does not know the hardware, nor that a registry or a folder
     of results is to be written to, nor what has become of data at the same address.
     """
-    row = resources_of(node.stage)
-    return not (row.hardware_bound or row.registry or row.deliver or _reads_unknown_data(node))
-
-
-def _reads_unknown_data(node: Node) -> bool:
-    config = node.config
-    if node.stage == "train":
-        return getattr(config, "weights", None) is not None
-    address = getattr(config, "path", None) or getattr(config, "url", None)
-    return node.stage == "prepare" and bool(address) and not getattr(config, "sha256", None)
+    row = needs_of(node.stage)
+    return not (row.hardware_bound or row.registry or row.deliver or node.config.reads_unpinned_data)

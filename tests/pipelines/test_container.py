@@ -14,6 +14,7 @@ import pytest
 import stub_engine
 from conftest import Listener
 
+from hpml.components import STAGES
 from hpml.components.prepare import stage as prepare
 from hpml.components.train import stage as train
 from hpml.core.errors import ConfigInvalid, ExitCode, Unavailable
@@ -27,7 +28,7 @@ from hpml.pipelines.executors.process import Processes
 from hpml.pipelines.graph import graph
 from hpml.pipelines.plan import Plan, Step, trace
 from hpml.pipelines.recipe import LoadedRecipe
-from hpml.pipelines.resources import RESOURCES
+from hpml.pipelines.stage_needs import needs_of
 
 _RECIPE = """
 data: digits
@@ -250,4 +251,4 @@ def test_quantities(quantity: str, size: int) -> None:
 
 
 def test_every_stage_has_a_memory_that_can_be_read() -> None:
-    assert all(quantity_bytes(row.memory) >= 2**30 for row in RESOURCES.values())
+    assert all(quantity_bytes(row.memory) >= 2**30 for row in map(needs_of, STAGES))

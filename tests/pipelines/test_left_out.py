@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import noop_stages
@@ -12,12 +14,13 @@ import pytest
 from conftest import HERE, Listener
 from noop_stages import Number
 
+from hpml.components import STAGES
 from hpml.components.__main__ import arguments_of, parse
 from hpml.components.diagnose import stage as diagnose
 from hpml.components.report import stage as report
 from hpml.core.contract import signature
 from hpml.core.errors import ExitCode
-from hpml.pipelines import resources
+from hpml.core.needs import Needs
 from hpml.pipelines.commands.run import end_of_run
 from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.execution import Execution, Settings, first_failure, not_shown
@@ -25,7 +28,7 @@ from hpml.pipelines.engine.run_record import RunRecord
 from hpml.pipelines.engine.store import Store
 from hpml.pipelines.executors.process import Processes
 from hpml.pipelines.plan import Step, trace
-from hpml.pipelines.resources import RESOURCES, Resources
+from hpml.pipelines.stage_needs import needs_of
 from hpml.steps.job import Job
 
 Run = Callable[..., RunRecord]
@@ -49,7 +52,9 @@ def variants(step: Step[str], configs: dict[str, Number]) -> None:
 
 @pytest.fixture
 def run_variants(home: Path, monkeypatch: pytest.MonkeyPatch) -> Run:
-    monkeypatch.setitem(resources.RESOURCES, "show", Resources(only_shows=True))
+    of_show = SimpleNamespace(NEEDS=Needs(only_shows=True))
+    monkeypatch.setitem(sys.modules, "hpml.components.show", of_show)
+    monkeypatch.setitem(sys.modules, "hpml.components.show.needs", of_show)
 
     def run(only: str = "", **configs: Number) -> RunRecord:
         plan = trace(lambda step, _: variants(step, configs), None)
@@ -126,7 +131,7 @@ def test_who_asks_for_what_only_shows_is_told_that_it_failed(run_variants: Run) 
 
 
 def test_what_only_shows_is_a_fact_of_the_stage() -> None:
-    assert {name for name, row in RESOURCES.items() if row.only_shows} == {"peaks", "diagnose", "report"}
+    assert {stage for stage in STAGES if needs_of(stage).only_shows} == {"peaks", "diagnose", "report"}
     assert signature(report.run).optional == {"peaks", "diagnosis"}
     assert signature(diagnose.run).optional == {"peaks"}
 

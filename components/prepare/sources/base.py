@@ -82,6 +82,12 @@ class Source(Config, ABC):
     # the train split and the second out altogether, and says so in the dataset's notes.
     duplicates: Literal["refuse", "drop"] = "refuse"
 
+    @property
+    def reads_unpinned_data(self) -> bool:
+        """Whether it names the data by a path or URL, without a digest."""
+        address = getattr(self, "path", None) or getattr(self, "url", None)
+        return bool(address) and not getattr(self, "sha256", None)
+
     def preview(self) -> Preview | None:
         """What is known at once, without reading the images; None if that is nothing.
 

@@ -1,4 +1,4 @@
-"""What each stage needs of the place it runs in: one row a stage."""
+"""What a stage needs of the machine it runs on, and what may be done with its results."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ Family = Literal["cpu", "gpu", "tensorrt", "client"]
 
 
 @dataclass(frozen=True)
-class Resources:
+class Needs:
     """cpus: threads a step uses, None for all there are.
 
     exclusive: nothing else of ours may run meanwhile, whatever its config says of that. gates: the keys of
@@ -21,7 +21,8 @@ class Resources:
     of the images in `docker/` it runs in. memory: of its container. cluster_cpus: how many CPUs a pod gets of
     a step that takes all there are. checkpoints: whether it keeps in its scratch what a next attempt goes on
     from. only_shows: its result is for the eye, so that a run in which it fails has still done what it was
-    for.
+    for. settable: the keys of its config that can be set for a single run, on the page of Kubeflow, where
+    their names begin with settable_prefix.
     """
 
     cpus: int | None = 1
@@ -37,46 +38,5 @@ class Resources:
     cluster_cpus: int = 2
     checkpoints: bool = False
     only_shows: bool = False
-
-
-RESOURCES: dict[str, Resources] = {
-    "prepare": Resources(),
-    "train": Resources(cpus=None, preload=("torch",), rounds_by_threads=True, memory="2Gi", checkpoints=True),
-    "compress": Resources(
-        cpus=None, preload=("torch",), rounds_by_threads=True, memory="2Gi", checkpoints=True
-    ),
-    "export": Resources(preload=("torch",), hardware_bound=True, memory="2Gi"),
-    "peaks": Resources(
-        cpus=None,
-        exclusive=True,
-        preload=("torch",),
-        hardware_bound=True,
-        memory="2Gi",
-        only_shows=True,
-    ),
-    "benchmark": Resources(
-        cpus=None,
-        exclusive=True,
-        gates=frozenset({"require_quiet"}),
-        hardware_bound=True,
-        memory="2Gi",
-        checkpoints=True,
-    ),
-    "diagnose": Resources(
-        cpus=None,
-        exclusive=True,
-        preload=("torch",),
-        hardware_bound=True,
-        memory="2Gi",
-        only_shows=True,
-    ),
-    "report": Resources(deliver="report", only_shows=True),
-    "select": Resources(),
-    "register": Resources(registry=True),
-    "bundle": Resources(deliver="bundle"),
-}
-
-
-def resources_of(stage: str) -> Resources:
-    """The row of a stage; a stage of the user's own that has none is small and undemanding."""
-    return RESOURCES.get(stage, Resources())
+    settable: tuple[str, ...] = ()
+    settable_prefix: str = ""

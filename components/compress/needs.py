@@ -1,0 +1,5 @@
+"""What the stage compress needs."""
+
+from hpml.core.needs import Needs
+
+NEEDS = Needs(cpus=None, preload=("torch",), rounds_by_threads=True, memory="2Gi", checkpoints=True)

@@ -1,0 +1,12 @@
+"""What the stage train needs."""
+
+from hpml.core.needs import Needs
+
+NEEDS = Needs(
+    cpus=None,
+    preload=("torch",),
+    rounds_by_threads=True,
+    memory="2Gi",
+    checkpoints=True,
+    settable=("epochs",),
+)
