@@ -26,7 +26,7 @@ import numpy as np
 
 from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact
-from hpml.measuring.machine.core_distance import CoreDistance
+from hpml.measuring.machine.core_distance import CoreLatencyProbe
 from hpml.measuring.machine.run_queue import Waited
 from hpml.measuring.machine.state_clusters import States, find_states
 from hpml.measuring.machine.watch import waited_for_others_ns
@@ -107,7 +107,7 @@ def _measure(
                 "latency_ms"
             ]
             seen[name] = Seen(process, max(3, round(_SLICE_MS / fastest_ms)))
-        distance = stack.enter_context(CoreDistance(sorted(os.sched_getaffinity(0))))
+        distance = stack.enter_context(CoreLatencyProbe(sorted(os.sched_getaffinity(0))))
         until_s = time.monotonic() + seconds
         before_ns = distance.round_trip_ns() or 1.0
         while time.monotonic() < until_s:

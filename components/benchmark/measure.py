@@ -17,7 +17,7 @@ from hpml.measuring.bench import batch_sizes
 from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.figures import best_fp32, figures, timings
 from hpml.measuring.machine.environment import describe
-from hpml.measuring.paired import AtBatch1, pairs
+from hpml.measuring.paired import Batch1Analysis, pairs
 from hpml.measuring.resources import resource_figures
 from hpml.measuring.samples import write_samples
 from hpml.measuring.subjects import EngineSubject
@@ -44,7 +44,7 @@ def measure(
     timed = time_subjects(config, subjects, inputs, out)
     names = list(built)
     write_samples(out.path / "samples.npz", timed.rounds, names, config)
-    at_1 = AtBatch1.of(timed.rounds, names)
+    at_1 = Batch1Analysis.of(timed.rounds, names)
     fastest_fp32 = best_fp32(engines, timed.rounds, names, reference=config.reference)
     spec = MeasurementsSpec(
         reference=config.reference,

@@ -2,4 +2,4 @@
 
 from hpml.core.needs import Needs
 
-NEEDS = Needs(cpus=None, preload=("torch",), rounds_by_threads=True, memory="2Gi", checkpoints=True)
+NEEDS = Needs(cpus=None, preload=("torch",), numerics_depend_on_threads=True, memory="2Gi", checkpoints=True)

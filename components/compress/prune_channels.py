@@ -41,7 +41,7 @@ class Group:
     scores: Tensor
     blocks: int
 
-    def weakest(self, kept: int) -> list[int]:
+    def least_important(self, kept: int) -> list[int]:
         """All channels but the `kept` most important ones, the same places in every block."""
         size = len(self.scores) // self.blocks
         order = self.scores.view(self.blocks, size).mean(dim=0).argsort(stable=True)
@@ -63,7 +63,7 @@ def remove_channels(
     shape = network(example).shape
     graph = _trace(network, example)
     groups = _groups(network, graph, config, _importance(network, graph, config, spec, data))
-    removed = [group.weakest(kept) for group, kept in zip(groups, _kept(groups, config), strict=True)]
+    removed = [group.least_important(kept) for group, kept in zip(groups, _kept(groups, config), strict=True)]
     if not any(removed):
         raise ConfigInvalid(
             "prune would remove nothing",

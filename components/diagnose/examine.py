@@ -19,7 +19,7 @@ from hpml.artifacts.peaks import PeaksSpec
 from hpml.components.diagnose.config import DiagnoseConfig
 from hpml.components.diagnose.facts import Facts, Peer, why_not_measured
 from hpml.components.diagnose.layers import Profile
-from hpml.components.diagnose.roofs import Device, Judged, Roofs, model_bound, share_of_roof, total
+from hpml.components.diagnose.roofs import Device, LayerRoofline, Roofs, model_bound, share_of_roof, total
 from hpml.components.diagnose.rules import findings
 from hpml.components.diagnose.verdict import verdict
 from hpml.core import hardware
@@ -248,7 +248,7 @@ def diagnosis_of(facts: Facts, *, layers: int) -> EngineDiagnosis:
     )
 
 
-def _layer_figures(judged: Judged) -> LayerFigures:
+def _layer_figures(judged: LayerRoofline) -> LayerFigures:
     layer = judged.layer
     return LayerFigures(
         name=layer.name,

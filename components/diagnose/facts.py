@@ -9,7 +9,7 @@ from hpml.artifacts.core_state import CoreState
 from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
 from hpml.components.diagnose.layers import Profile
-from hpml.components.diagnose.roofs import Bound, Device, Judged
+from hpml.components.diagnose.roofs import Bound, Device, LayerRoofline
 
 # Work that the peaks allow to be done in less: starting a kernel and waking its threads takes as long.
 _TINY_US = 2.0
@@ -46,7 +46,7 @@ class Facts:
     spec: EngineSpec | EngineFigures
     figures: EngineFigures
     profile: Profile
-    layers: tuple[Judged, ...]
+    layers: tuple[LayerRoofline, ...]
     time_us: float
     roof_us: float | None
     bound: Bound | None
@@ -81,22 +81,22 @@ class Facts:
         """The time that goes into starting kernels, and into what lies between them."""
         return self.outside_us + sum(judged.excess_us for judged in self.tiny)
 
-    def share(self, layers: Iterable[Judged]) -> float:
+    def share(self, layers: Iterable[LayerRoofline]) -> float:
         """The share of the time that `layers` take."""
         return time_of(layers) / self.whole_us
 
     @property
-    def conversions(self) -> tuple[Judged, ...]:
+    def conversions(self) -> tuple[LayerRoofline, ...]:
         """Layers that quantize or dequantize."""
         return tuple(judged for judged in self.layers if judged.layer.role == "conversion")
 
     @property
-    def reorders(self) -> tuple[Judged, ...]:
+    def reorders(self) -> tuple[LayerRoofline, ...]:
         """Layers that only lay out their input anew."""
         return tuple(judged for judged in self.layers if judged.layer.role == "layout")
 
     @property
-    def in_fp32(self) -> tuple[Judged, ...]:
+    def in_fp32(self) -> tuple[LayerRoofline, ...]:
         """Layers that compute in fp32."""
         return tuple(
             judged
@@ -105,19 +105,19 @@ class Facts:
         )
 
     @property
-    def weighted(self) -> tuple[Judged, ...]:
+    def weighted(self) -> tuple[LayerRoofline, ...]:
         """Convolutions and products with weights."""
         return tuple(judged for judged in self.layers if judged.layer.out_channels)
 
     @property
-    def computes_more_than_it_moves(self) -> bool:
+    def is_compute_dominated(self) -> bool:
         """Whether the peaks give more of the time to arithmetic than to memory."""
         return sum(judged.compute_us or 0.0 for judged in self.layers) >= sum(
             judged.memory_us or 0.0 for judged in self.layers
         )
 
     @property
-    def tiny(self) -> tuple[Judged, ...]:
+    def tiny(self) -> tuple[LayerRoofline, ...]:
         """Layers with so little work that starting them takes longer."""
         return tuple(judged for judged in self.layers if is_tiny(judged))
 
@@ -128,11 +128,11 @@ def why_not_measured(figures: EngineFigures | None, measured: MeasurementsSpec) 
     return f"not measured: {own or measured.incomplete or 'it has no latency at batch 1'}"
 
 
-def is_tiny(judged: Judged) -> bool:
+def is_tiny(judged: LayerRoofline) -> bool:
     """Whether a layer has so little work that starting it takes longer."""
     return judged.bound == "overhead" and (judged.roof_us or 0.0) < _TINY_US
 
 
-def time_of(layers: Iterable[Judged]) -> float:
+def time_of(layers: Iterable[LayerRoofline]) -> float:
     """Microseconds that `layers` take."""
     return sum(judged.layer.time_us for judged in layers)

@@ -20,7 +20,7 @@ EXPLAINED = 0.5
 
 
 @dataclass(frozen=True)
-class Judged:
+class LayerRoofline:
     """A layer under the roofs. compute_us, memory_us: the least time for its FLOPs, and for its bytes.
 
     They are None where the machine has no stable peak for it.
@@ -158,7 +158,7 @@ class Roofs:
             return "the GPU"
         return "one thread" if self._threads == 1 else f"{self._threads} threads"
 
-    def judge(self, layer: Layer, *, all_weight_bytes: int) -> Judged:
+    def judge(self, layer: Layer, *, all_weight_bytes: int) -> LayerRoofline:
         """`layer` under the roofs, of an engine whose weights have `all_weight_bytes`.
 
         Activations come from the level that holds those of the layer: the layer before has just written
@@ -172,7 +172,7 @@ class Roofs:
         memory_us = None
         if near and far:
             memory_us = layer.activation_bytes / near / 1e3 + layer.weight_bytes / far / 1e3
-        return Judged(layer, compute_us, memory_us)
+        return LayerRoofline(layer, compute_us, memory_us)
 
 
 def total(times_us: list[float | None]) -> float | None:
@@ -181,7 +181,7 @@ def total(times_us: list[float | None]) -> float | None:
     return sum(known) if len(known) == len(times_us) else None
 
 
-def model_bound(layers: tuple[Judged, ...], time_us: float) -> Bound | None:
+def model_bound(layers: tuple[LayerRoofline, ...], time_us: float) -> Bound | None:
     """What binds a whole engine: of the time that the roofs explain, the larger part."""
     roof_us = total([judged.roof_us for judged in layers])
     by_arithmetic = sum(

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from hpml.artifacts.diagnosis import Finding
 from hpml.artifacts.interval import Interval
 from hpml.components.diagnose.facts import Facts, is_tiny, time_of
-from hpml.components.diagnose.roofs import Judged, share_of_roof
+from hpml.components.diagnose.roofs import LayerRoofline, share_of_roof
 
 # A finding has to be worth a reader's time: shares of a request below these are not mentioned.
 WORTH_IT = 0.05
@@ -81,7 +81,7 @@ def milliseconds(time_us: float) -> str:
     return f"{ms:.3g} ms" if ms >= 1 else f"{ms:.2g} ms"
 
 
-def _names(layers: Iterable[Judged]) -> str:
+def _names(layers: Iterable[LayerRoofline]) -> str:
     """The slowest of `layers` by name, and how many more there are."""
     ordered = sorted(layers, key=lambda judged: -judged.layer.time_us)
     names = list(dict.fromkeys(judged.layer.name for judged in ordered))
@@ -89,7 +89,7 @@ def _names(layers: Iterable[Judged]) -> str:
     return ", ".join(names[:_NAMED]) + more
 
 
-def _ops(layers: Iterable[Judged]) -> str:
+def _ops(layers: Iterable[LayerRoofline]) -> str:
     """The kinds of `layers`, and how many there are of each."""
     counts: dict[str, int] = {}
     for judged in layers:

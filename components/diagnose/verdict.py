@@ -28,7 +28,7 @@ def _bound_in_words(facts: Facts) -> str:
     if facts.bound == "overhead":
         mostly_dispatch = facts.dispatch_us > (facts.whole_us - facts.roof_us) / 2
         cause = "dispatch-bound" if mostly_dispatch else "bound by kernels far below their peaks"
-        work = "arithmetic" if facts.computes_more_than_it_moves else "memory traffic"
+        work = "arithmetic" if facts.is_compute_dominated else "memory traffic"
         return f"{cause}: {milliseconds(facts.roof_us)} of {work} in {time}"
     share = share_of_roof(facts.roof_us, facts.time_us)
     if share is None:

@@ -40,7 +40,7 @@ def run(
     built = NotBuilt(missing) if missing else config.build(model, data, out)
     if isinstance(built, NotBuilt):
         return Result(unbuilt.model_copy(update={"reason": built.reason}))
-    examination = _Examination(config, unbuilt, _Truth.of(model, data), out.threads)
+    examination = _Examination(config, unbuilt, _TorchReference.of(model, data), out.threads)
     variants, notes = {}, []
     for name, variant in built.variants.items():
         result = examination.of(variant, out.path / name)
@@ -69,7 +69,7 @@ def _describe(config: Target, model: ModelSpec) -> EngineSpec:
 
 
 @dataclass(frozen=True)
-class _Truth:
+class _TorchReference:
     """The test split, what the network in torch says of it, and the golden samples among its images."""
 
     images_nhwc: NDArray[np.uint8]
@@ -78,7 +78,7 @@ class _Truth:
     golden_x_nchw: NDArray[np.float32]
 
     @classmethod
-    def of(cls, model: Artifact[ModelSpec], data: Artifact[DatasetSpec]) -> _Truth:
+    def of(cls, model: Artifact[ModelSpec], data: Artifact[DatasetSpec]) -> _TorchReference:
         """That of `model` on `data`."""
         import numpy as np
 
@@ -99,7 +99,7 @@ class _Examination:
 
     config: Target
     unbuilt: EngineSpec
-    truth: _Truth
+    truth: _TorchReference
     threads: int
 
     def of(self, built: Built, folder: Path) -> Result[EngineSpec]:

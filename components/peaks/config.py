@@ -28,7 +28,7 @@ class PeaksConfig(Config):
     time_budget_s: float = Field(default=15.0, gt=0)  # no new round after it, once 5 are done
     seed: int = Field(default=0, ge=0)  # of the order of the points
 
-    def unmet(self) -> str:
+    def unsupported_reason(self) -> str:
         """Why this machine cannot run so many threads side by side; empty if it can."""
         most = max(self.threads or (1,))
         if most > usable_cpus():

@@ -17,7 +17,7 @@ from onnx import helper, numpy_helper
 from hpml.components.peaks.gemm import Product, Series
 
 _LIBRARY = "onnxruntime (MLAS)"
-_TOLD_BY_EVERY_VERSION = {"opset": 17, "ir": 9}
+_COMPATIBLE_VERSIONS = {"opset": 17, "ir": 9}
 
 
 def onnx_series(threads: int) -> Iterator[Series]:
@@ -57,8 +57,8 @@ def _session(operator: str, left: type, right: type, size: int, threads: int) ->
     )
     model = helper.make_model(
         graph,
-        opset_imports=[helper.make_opsetid("", _TOLD_BY_EVERY_VERSION["opset"])],
-        ir_version=_TOLD_BY_EVERY_VERSION["ir"],
+        opset_imports=[helper.make_opsetid("", _COMPATIBLE_VERSIONS["opset"])],
+        ir_version=_COMPATIBLE_VERSIONS["ir"],
     )
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = threads

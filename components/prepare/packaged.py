@@ -25,7 +25,7 @@ class PackagedFile:
     name: str
     distribution: str = ""
 
-    def unmet(self) -> str:
+    def unsupported_reason(self) -> str:
         """Why the file cannot be read on this machine; empty if it can."""
         installed = self.distribution or self.package
         file = self._file()

@@ -20,7 +20,7 @@ from hpml.io.storage import S3Uri
 UserPath = S3Uri | Path
 
 
-def unmet(path: UserPath, *, or_folder: bool = True) -> str:
+def unsupported_reason(path: UserPath, *, or_folder: bool = True) -> str:
     """Why `path` cannot be read; empty if it can, or if it is in S3, which is asked when it is read."""
     why = "" if isinstance(path, str) else regular_files.problem(path, or_folder=or_folder)
     return f"{path} {why}: check `path` in the recipe" if why else ""
@@ -34,7 +34,7 @@ def fingerprint(path: UserPath) -> str:
     """
     if isinstance(path, str):
         return hashlib.sha256(canonical_json(storage.etags(path)).encode()).hexdigest()
-    if unmet(path):
+    if unsupported_reason(path):
         return ""
     digest = hashlib.sha256()
     for name, status in _files(path):

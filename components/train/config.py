@@ -68,14 +68,14 @@ class TrainConfig(Hyperparameters):
                 )
         return self
 
-    def unmet(self) -> str:
+    def unsupported_reason(self) -> str:
         """Why this machine cannot train so; empty if it can.
 
         A machine on which a launcher started this worker is one node; elsewhere this one stands in for all.
         """
         from hpml.training.distributed import is_launched
 
-        if self.weights is not None and (problem := weights.unmet(self.weights)):
+        if self.weights is not None and (problem := weights.unsupported_reason(self.weights)):
             return problem
         workers = self.nproc_per_node if is_launched() else self.workers
         gpus = len(hardware.gpu_names())
@@ -84,7 +84,7 @@ class TrainConfig(Hyperparameters):
                 f"nodes x nproc_per_node is {self.nodes} x {self.nproc_per_node}, this machine has {gpus}"
                 f" GPU(s) and each of its {workers} workers needs its own; lower them or set device: cpu"
             )
-        return super().unmet()
+        return super().unsupported_reason()
 
     @property
     def reads_unpinned_data(self) -> bool:

@@ -5,7 +5,7 @@ from hpml.core.needs import Needs
 NEEDS = Needs(
     cpus=None,
     preload=("torch",),
-    rounds_by_threads=True,
+    numerics_depend_on_threads=True,
     memory="2Gi",
     checkpoints=True,
     settable=("epochs",),

@@ -55,7 +55,7 @@ class Config(BaseModel):
         """Whether it names data by an address alone, at which there may be other data the next time."""
         return False
 
-    def unmet(self) -> str:
+    def unsupported_reason(self) -> str:
         """Why this machine cannot run this config; empty if it can. Asked before anything is started."""
         return ""
 

@@ -15,8 +15,8 @@ class Needs:
     exclusive: nothing else of ours may run meanwhile, whatever its config says of that. gates: the keys of
     its config that only refuse a result, so that what it depends on are the others. preload: modules worth
     importing once, before forking. hardware_bound: the result holds for this hardware only.
-    rounds_by_threads: its last digits depend on how many threads share its sums, and on the kernels that
-    libraries choose. registry: the result is a change in the model registry, so it is void when the registry
+    numerics_depend_on_threads: its last digits depend on how many threads share its sums, and on the kernels
+    that libraries choose. registry: the result is a change in the model registry, so it is void when the registry
     is another one. deliver: the folder of the run that gets a copy of the result, for the user. family: which
     of the images in `docker/` it runs in. memory: of its container. cluster_cpus: how many CPUs a pod gets of
     a step that takes all there are. checkpoints: whether it keeps in its scratch what a next attempt goes on
@@ -30,7 +30,7 @@ class Needs:
     gates: frozenset[str] = frozenset()
     preload: tuple[str, ...] = ()
     hardware_bound: bool = False
-    rounds_by_threads: bool = False
+    numerics_depend_on_threads: bool = False
     registry: bool = False
     deliver: str = ""
     family: Family = "cpu"

@@ -18,7 +18,7 @@ from hpml.core.contract import Output
 from hpml.core.errors import GateFailed
 from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.machine import gpu
-from hpml.measuring.machine.core_distance import CoreDistance
+from hpml.measuring.machine.core_distance import CoreLatencyProbe
 from hpml.measuring.machine.run_queue import RunQueue, Waited
 from hpml.measuring.machine.watch import WAITED, Watch, undisturbed
 from hpml.measuring.process.engine_process import GRACE_S, EngineProcess
@@ -65,7 +65,7 @@ class Bench:
         self.grant(config.time_budget_s)
         self.subjects, self.inputs, self._out = subjects, inputs, out
         self._processes: dict[str, EngineProcess] = {}
-        self._distance: CoreDistance | None = None
+        self._distance: CoreLatencyProbe | None = None
 
     def of_trials(self, tried: Mapping[str, tuple[str, EngineSettings]]) -> Bench:
         """A bench at batch 1 of engines under several settings; name -> which engine, and how."""
@@ -99,7 +99,7 @@ class Bench:
             # With one thread nothing goes from CPU to CPU.
             alone = all(settings.threads == 1 for settings in self.settings.values())
             self._distance = stack.enter_context(
-                CoreDistance([] if alone else sorted(os.sched_getaffinity(0)))
+                CoreLatencyProbe([] if alone else sorted(os.sched_getaffinity(0)))
             )
             try:
                 yield
@@ -196,7 +196,9 @@ class Bench:
         latency_ms = np.where(clean, (finished_ns - started_ns) / 1e6, np.nan)
         return {"latency_ms": latency_ms, "device_ms": reply["device_ms"]}
 
-    def take(self, name: str, do: str, doing: str, *, at_once: int = 1, **arguments: Any) -> dict[str, Any]:
+    def run_until_undisturbed(
+        self, name: str, do: str, doing: str, *, at_once: int = 1, **arguments: Any
+    ) -> dict[str, Any]:
         """Ask an engine to `do` something that is timed as a whole, and again until nothing disturbed it.
 
         at_once: requests that it has to answer at the same time.

@@ -45,7 +45,7 @@ class BenchmarkConfig(Config):
     require_quiet: bool = False  # end with exit code 5 where something is not measured, as a gate in CI
     seed: int = Field(default=0, ge=0)  # of the order of the engines and the choice of images
 
-    def unmet(self) -> str:
+    def unsupported_reason(self) -> str:
         """Why this machine cannot pin so many threads or has no such backend; empty if it can and has."""
         if self.scenario_backend == "loadgen" and importlib.util.find_spec("mlperf_loadgen") is None:
             return (

@@ -12,7 +12,7 @@ from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import EngineFigures, PairedAccuracy, Throughput
-from hpml.measuring.paired import MIN_ROUNDS, AtBatch1, counts, reference_of, undisturbed_rows
+from hpml.measuring.paired import MIN_ROUNDS, Batch1Analysis, counts, reference_of, undisturbed_rows
 from hpml.measuring.statistics import quantile, rate, samples_needed, wilson
 
 if TYPE_CHECKING:
@@ -36,7 +36,7 @@ def best_fp32(
         for name in names
         if name != reference and engines[name].spec.precision == "fp32" and not engines[name].spec.methods
     ]
-    p50_ms = AtBatch1.of(rounds, candidates).p50_ms
+    p50_ms = Batch1Analysis.of(rounds, candidates).p50_ms
     return (
         min(candidates, key=lambda name: float(np.median(p50_ms[name])), default="") if rounds.at(1) else ""
     )
@@ -90,7 +90,7 @@ def timings(
     """
     batches = sorted({1, *config.batch_sizes})
     latencies = rounds.latencies(names, batches)
-    at_1 = AtBatch1.of(rounds, names, precision=config.precision)
+    at_1 = Batch1Analysis.of(rounds, names, precision=config.precision)
     reference = reference_of(config, names)
     return {
         name: {

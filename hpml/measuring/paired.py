@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from hpml.measuring.machine.state_clusters import States
 
 MIN_ROUNDS = 6  # undisturbed, to quote a figure: the extremes of five hold a median 94 times in 100 only
-WIDEST = (
+MAX_HALF_WIDTH = (
     0.05  # half the width of an interval; beyond it nothing is quoted, unless less precision is asked for
 )
 _RARE_STATE = 0.05  # of the time; a mixture is quoted without a state that is as rare
@@ -37,20 +37,20 @@ def reference_of(config: BenchmarkConfig, names: Sequence[str]) -> str:
 
 
 @dataclass(frozen=True)
-class AtBatch1:
+class Batch1Analysis:
     """The rounds at batch 1. p50_ms: of each engine's slices, (rounds,). state: of each round, an index.
 
-    launches: how many rounds each launch had. launch: of each round. widest: as WIDEST.
+    launches: how many rounds each launch had. launch: of each round. widest: as MAX_HALF_WIDTH.
     """
 
     states: tuple[CoreState, ...]  # at least one
     p50_ms: dict[str, NDArray[np.float64]]
     state: NDArray[np.int64]
     launch: NDArray[np.int64]
-    widest: float = WIDEST
+    widest: float = MAX_HALF_WIDTH
 
     @classmethod
-    def of(cls, rounds: Rounds, names: Sequence[str], *, precision: float = WIDEST) -> AtBatch1:
+    def of(cls, rounds: Rounds, names: Sequence[str], *, precision: float = MAX_HALF_WIDTH) -> Batch1Analysis:
         """What the rounds say. The shares of the states are those of the time of all rounds.
 
         So also of those at other batch sizes, and of those that do not count: more of them are dropped in
@@ -64,7 +64,7 @@ class AtBatch1:
             },
             state=state_of(at_1, states),
             launch=np.array([one.launch for one in at_1], np.int64),
-            widest=max(WIDEST, precision),
+            widest=max(MAX_HALF_WIDTH, precision),
         )
 
     @property
@@ -163,9 +163,11 @@ def core_states(rounds: Sequence[Round], states: States | None) -> tuple[CoreSta
     return tuple(described)
 
 
-def pairs(rounds: Rounds, names: Sequence[str], *, precision: float = WIDEST) -> tuple[PairedRatio, ...]:
+def pairs(
+    rounds: Rounds, names: Sequence[str], *, precision: float = MAX_HALF_WIDTH
+) -> tuple[PairedRatio, ...]:
     """Each two engines once, the later against the earlier."""
-    at_1 = AtBatch1.of(rounds, names, precision=precision)
+    at_1 = Batch1Analysis.of(rounds, names, precision=precision)
     return tuple(at_1.ratio(engine, baseline) for baseline, engine in itertools.combinations(names, 2))
 
 
@@ -181,7 +183,7 @@ def is_precise(rounds: Rounds, config: BenchmarkConfig, names: Sequence[str]) ->
     batches = sorted({1, *config.batch_sizes})
     if rounds.launches < config.launches or min(len(rounds.at(batch)) for batch in batches) < config.rounds:
         return False
-    at_1 = AtBatch1.of(rounds, names, precision=config.precision)
+    at_1 = Batch1Analysis.of(rounds, names, precision=config.precision)
     reference = reference_of(config, names)
     lasting = [state.name for state in at_1.states if state.share > _RARE_STATE]
     for name in names:
@@ -199,7 +201,7 @@ def missing(rounds: Rounds, config: BenchmarkConfig, names: Sequence[str]) -> st
     batches = sorted({1, *config.batch_sizes})
     latencies = rounds.latencies(names, batches)
     found = []
-    at_1 = AtBatch1.of(rounds, names, precision=config.precision)
+    at_1 = Batch1Analysis.of(rounds, names, precision=config.precision)
     reference = reference_of(config, names)
     reasons = {at_1.ratio(name, reference).reason for name in names} - {""}
     if len(names) == 1:

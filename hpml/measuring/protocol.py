@@ -17,12 +17,8 @@ from collections.abc import Iterator, Sequence
 from hpml.core.contract import Output
 from hpml.measuring.bench import Bench, batch_sizes
 from hpml.measuring.paired import is_precise, missing
-from hpml.measuring.rounds import Kept, Plan, Rounds, round_orders
+from hpml.measuring.rounds import RoundCheckpoint, RoundPlan, Rounds, round_orders
 from hpml.measuring.settings import choose_settings
-
-_WARM_UP_S = 0.5  # at most, for each engine and batch size
-_LEAST_REQUESTS = 3  # in a slice at batch 1, however slow the engine is, and undisturbed in one that counts
-_FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5  # before something disturbed is tried again
 
 
 def time_rounds(bench: Bench, out: Output) -> Rounds:
@@ -32,7 +28,7 @@ def time_rounds(bench: Bench, out: Output) -> Rounds:
     attempts kept in `out.scratch` count; those of this one are kept there as well.
     """
     config = bench.config
-    kept = Kept(out.scratch, bench.names)
+    kept = RoundCheckpoint(out.scratch, bench.names)
     plan, rounds = kept.read()
     if plan:
         bench.settings, bench.requests = plan.settings, plan.requests
@@ -53,7 +49,7 @@ def time_rounds(bench: Bench, out: Output) -> Rounds:
         try:
             _time_launch(bench, rounds, launch, orders, out)
         finally:
-            kept.add(Plan(bench.settings, bench.requests), rounds.all[before:])
+            kept.add(RoundPlan(bench.settings, bench.requests), rounds.all[before:])
     bench.grant(max(0.0, config.scenario_budget_s - max(0.0, bench.now_s() - until_s)))
     return rounds
 

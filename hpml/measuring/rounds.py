@@ -50,7 +50,7 @@ class Round:
 
 
 @dataclass(frozen=True)
-class Plan:
+class RoundPlan:
     """What all rounds have in common. requests: engine -> batch size -> requests in a slice."""
 
     settings: dict[str, EngineSettings]
@@ -115,14 +115,14 @@ def _stacked(slices: Iterable[NDArray[np.float64]]) -> NDArray[np.float64]:
 # ---------------------------------------------------------------------------------- from attempt to attempt
 
 
-class Kept:
+class RoundCheckpoint:
     """The folder where the rounds of unfinished attempts are."""
 
     def __init__(self, folder: Path, names: Iterable[str]) -> None:
         self._folder, self._names = folder / "rounds", set(names)
         self._folder.mkdir(parents=True, exist_ok=True)
 
-    def read(self) -> tuple[Plan | None, Rounds]:
+    def read(self) -> tuple[RoundPlan | None, Rounds]:
         """What earlier attempts planned and timed.
 
         None and no rounds if nothing; what is there of another protocol or of other engines is removed.
@@ -139,7 +139,7 @@ class Kept:
             found += _read_part(part, launch)
         return plan, Rounds(found)
 
-    def add(self, plan: Plan, rounds: Sequence[Round]) -> None:
+    def add(self, plan: RoundPlan, rounds: Sequence[Round]) -> None:
         """Keep the rounds of one launch, and what they have in common with all others here."""
         if not rounds:
             return
@@ -163,7 +163,7 @@ class Kept:
             np.savez(file, allow_pickle=False, **arrays)
         part.rename(part.with_name(f"{part.name[1:]}.npz"))
 
-    def _read_plan(self) -> Plan | None:
+    def _read_plan(self) -> RoundPlan | None:
         try:
             fields = json.loads((self._folder / "plan.json").read_text())
             settings = {name: EngineSettings(**item) for name, item in fields["settings"].items()}
@@ -174,7 +174,7 @@ class Kept:
         except (OSError, ValueError, KeyError, TypeError, AttributeError):
             return None
         fits = fields["protocol"] == PROTOCOL and set(settings) == set(requests) == self._names
-        return Plan(settings, requests) if fits else None
+        return RoundPlan(settings, requests) if fits else None
 
 
 def _read_part(file: Path, launch: int) -> list[Round]:

@@ -81,9 +81,9 @@ def perform(job: Job) -> Manifest:
     run = load_run(job.run)
     shape = signature(run)
     config: Any = validate(shape.config_type, job.config, where=f"the config of {shape.stage}")
-    unmet = config.unmet()
-    if unmet:
-        raise ConfigInvalid(f"{shape.stage} cannot run on this machine", why=unmet)
+    unsupported_reason = config.unsupported_reason()
+    if unsupported_reason:
+        raise ConfigInvalid(f"{shape.stage} cannot run on this machine", why=unsupported_reason)
 
     artifacts: dict[str, Any] = {}
     parents: dict[str, str] = {}

@@ -30,7 +30,7 @@ class Eager(Target):
     target: Literal["eager"] = "eager"
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU where torch has one
 
-    def unmet(self) -> str:
+    def unsupported_reason(self) -> str:
         """Why this machine cannot run it; empty if it can."""
         if self.device == "cuda" and not hardware.gpu_names():
             return "device is cuda and this machine has no NVIDIA GPU; set device: cpu or auto"

@@ -40,7 +40,7 @@ class Onnx(Target):
     opset: int = Field(default=20, ge=18, le=23)
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU for fp32, where ONNX Runtime has one
 
-    def unmet(self) -> str:
+    def unsupported_reason(self) -> str:
         """Why this machine cannot run it; empty if it can."""
         if self.device == "cuda" and not hardware.gpu_names():
             return "device is cuda and this machine has no NVIDIA GPU; set device: cpu or auto"

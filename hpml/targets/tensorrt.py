@@ -61,7 +61,7 @@ class TensorRT(Target):
             return "the Python package tensorrt is not installed (pip install 'hpml-pipeline[tensorrt]')"
         return ""
 
-    def unmet(self) -> str:
+    def unsupported_reason(self) -> str:
         """What is missing, where the recipe insists on an engine."""
         missing = self.missing()
         if missing and self.when_absent == "refuse":

@@ -54,7 +54,7 @@ class Hyperparameters(Config):
             raise ValueError(f"warmup_epochs {self.warmup_epochs:g} leaves nothing of {self.epochs} epochs")
         return self
 
-    def unmet(self) -> str:
+    def unsupported_reason(self) -> str:
         """Why this machine cannot train so; empty if it can."""
         gpus = hardware.gpu_names()
         if self.device == "cuda" and not gpus:

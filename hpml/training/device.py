@@ -28,11 +28,11 @@ class ComputeDevice:
         return model.to(device=self.device, memory_format=self.layout)  # type: ignore[call-overload, no-any-return]
 
 
-HANDED_OVER = ComputeDevice(torch.device("cpu"), torch.float32, torch.contiguous_format)
+CPU_FP32 = ComputeDevice(torch.device("cpu"), torch.float32, torch.contiguous_format)
 
 
 def choose_compute_device(config: Hyperparameters, local_rank: int) -> ComputeDevice:
-    """The place of the worker with this number on its machine.
+    """The compute device of the worker with this number on its machine.
 
     Raises ConfigInvalid if the machine, or torch, lacks what `config` names.
     """

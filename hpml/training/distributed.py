@@ -42,7 +42,7 @@ class Group:
         """Element by element, the largest of `values` in the group."""
         return self._reduce(values, "MAX")
 
-    def begin_max(self, values: Sequence[float]) -> Callable[[], list[float]]:
+    def all_reduce_max_async(self, values: Sequence[float]) -> Callable[[], list[float]]:
         """`max` of `values`, found while this process goes on; what it returns waits for the answer."""
         return self._begin(values, "MAX")
 
@@ -65,7 +65,7 @@ class Group:
 
         return answer
 
-    def share(self, tensors: Sequence[torch.Tensor]) -> None:
+    def broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
         """Give all processes the contents of rank 0's `tensors`, in place."""
         if self.size > 1:
             import torch.distributed as dist
@@ -73,7 +73,7 @@ class Group:
             for tensor in tensors:
                 dist.broadcast(tensor, src=0)
 
-    def share_bytes(self, data: bytes | None) -> bytes | None:
+    def broadcast_bytes(self, data: bytes | None) -> bytes | None:
         """What rank 0 gave."""
         if self.size == 1:
             return data
@@ -81,13 +81,13 @@ class Group:
         import torch
 
         size = torch.tensor([-1 if data is None else len(data)])
-        self.share([size])
+        self.broadcast([size])
         if size < 0:
             return None
         content = torch.empty(int(size), dtype=torch.uint8)
         if data is not None:
             content = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
-        self.share([content])
+        self.broadcast([content])
         return content.numpy().tobytes()
 
 

@@ -31,30 +31,34 @@ class Learner:
         self,
         model: nn.Module,
         config: Hyperparameters,
-        place: ComputeDevice,
+        compute_device: ComputeDevice,
         stopwatch: Stopwatch,
         *,
         workers: int,
         teacher: nn.Module | None,
         distillation: DistillationLoss | None,
     ) -> None:
-        self._config, self._place, self._stopwatch = config, place, stopwatch
-        self.model = place.put(model.train())
-        self.teacher = None if teacher is None else place.put(copy.deepcopy(teacher).eval())
+        self._config, self._compute_device, self._stopwatch = config, compute_device, stopwatch
+        self.model = compute_device.put(model.train())
+        self.teacher = None if teacher is None else compute_device.put(copy.deepcopy(teacher).eval())
         self._distillation = distillation
         self._average = _average(self.model, config.ema_decay) if config.ema_decay else None
         self._optimizer = build_optimizer(self.model, config)
-        self._scaler = torch.amp.GradScaler(place.device.type, enabled=place.dtype == torch.float16)
+        self._scaler = torch.amp.GradScaler(
+            compute_device.device.type, enabled=compute_device.dtype == torch.float16
+        )
         self._network = self.model
         if workers > 1:
             self._network = data_parallel(
                 self.model,
-                place.device,
+                compute_device.device,
                 static_graph=config.accumulate == 1,
                 on_bucket=lambda: stopwatch.lap("compute"),
             )
 
-    def add_gradients(self, x: Tensor, labels: Tensor, *, share: float, last: bool) -> tuple[Tensor, Tensor]:
+    def accumulate_gradients(
+        self, x: Tensor, labels: Tensor, *, share: float, last: bool
+    ) -> tuple[Tensor, Tensor]:
         """Add `share` times the gradients of a part of a batch; the `last` part averages them over the group.
 
         Returns `share` times the part's mean loss, and how many of its images were recognised.
@@ -100,8 +104,8 @@ class Learner:
         return self._distillation(logits, teacher_logits, loss)
 
     def _forward(self, network: nn.Module, x: Tensor) -> Tensor:
-        dtype = self._place.dtype
-        with torch.autocast(self._place.device.type, dtype, enabled=dtype != torch.float32):
+        dtype = self._compute_device.dtype
+        with torch.autocast(self._compute_device.device.type, dtype, enabled=dtype != torch.float32):
             logits: Tensor = network(x)
         return logits.float()
 

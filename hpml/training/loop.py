@@ -26,7 +26,7 @@ from hpml.tasks.images import batches, load_split, top1_accuracy
 from hpml.training.augment import augment, draw
 from hpml.training.checkpoint import Checkpoint, CheckpointStore
 from hpml.training.config import Hyperparameters
-from hpml.training.device import HANDED_OVER, choose_compute_device
+from hpml.training.device import CPU_FP32, choose_compute_device
 from hpml.training.distributed import Group, joined_group
 from hpml.training.image_set import ImageSet
 from hpml.training.learner import Learner
@@ -41,7 +41,7 @@ REPORT_EVERY_S = 0.3
 
 
 @dataclass(frozen=True)
-class Fitted:
+class FitResult:
     """A trained network, on the CPU in evaluation mode (the averaged weights, where there is an average).
 
     history: one row an epoch, the same whenever the training is repeated: epoch, loss, train_accuracy (of the
@@ -65,7 +65,7 @@ def fit(
     *,
     teacher: nn.Module | None = None,
     distillation: DistillationLoss | None = None,
-) -> Fitted:
+) -> FitResult:
     """Train `model`, in place, on the train split of `data`, and evaluate it on the test split every epoch.
 
     With `distillation` the loss includes `teacher`'s logits. In a process that torchrun started, it joins the
@@ -74,7 +74,7 @@ def fit(
     after SIGTERM (SIGINT); ConfigInvalid if the hardware lacks what `config` names, or no weight is trained.
     """
     if not config.epochs:
-        return _as_it_is(model, data, input_spec, config)
+        return _evaluate_only(model, data, input_spec, config)
     require_trainable(model)
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     with joined_group() as group, StopRequest() as stop, torch.random.fork_rng(devices):
@@ -91,15 +91,15 @@ def require_trainable(model: nn.Module) -> None:
         )
 
 
-def _as_it_is(
+def _evaluate_only(
     model: nn.Module, data: Artifact[DatasetSpec], input_spec: InputSpec, config: Hyperparameters
-) -> Fitted:
+) -> FitResult:
     """`model` with its accuracy; every process of a group finds that for itself."""
     with joined_group() as group:
-        place = choose_compute_device(config, group.local_rank)
-        logits = evaluate(place.put(model), data, input_spec)
+        compute_device = choose_compute_device(config, group.local_rank)
+        logits = evaluate(compute_device.put(model), data, input_spec)
     _, labels = load_split(data, "test")
-    return Fitted(HANDED_OVER.put(model.eval()), (), {"test_accuracy": top1_accuracy(logits, labels)})
+    return FitResult(CPU_FP32.put(model.eval()), (), {"test_accuracy": top1_accuracy(logits, labels)})
 
 
 def evaluate(
@@ -152,19 +152,19 @@ class _Training:
         self.group, self.stop = group, stop
         fingerprint = _fingerprint(model, data, config, teacher, distillation)
         self.store = CheckpointStore(out.scratch / f"checkpoints-{fingerprint}")
-        self.place = choose_compute_device(config, group.local_rank)
-        self.stopwatch = Stopwatch(self.place.device)
+        self.compute_device = choose_compute_device(config, group.local_rank)
+        self.stopwatch = Stopwatch(self.compute_device.device)
         self.learner = Learner(
             model,
             config,
-            self.place,
+            self.compute_device,
             self.stopwatch,
             workers=group.size,
             teacher=teacher,
             distillation=distillation,
         )
-        self.train_set = ImageSet(data, "train", input_spec, self.place.device)
-        self.test_set = ImageSet(data, "test", input_spec, self.place.device)
+        self.train_set = ImageSet(data, "train", input_spec, self.compute_device.device)
+        self.test_set = ImageSet(data, "test", input_spec, self.compute_device.device)
         for images in (self.train_set, self.test_set):
             if images.residence and group.rank == 0:
                 print(images.residence, flush=True)
@@ -172,11 +172,13 @@ class _Training:
         self.steps_per_epoch = len(self.train_set) // self.batch_size
         self.progress = _Progress()
         # This worker's losses and recognised images of this epoch; on the device, so no step waits for it.
-        self.sums = torch.zeros(2, dtype=torch.float64, device=self.place.device)
+        self.sums = torch.zeros(2, dtype=torch.float64, device=self.compute_device.device)
         self.saved_at = self.reported_at = time.monotonic()
-        self.answer: Callable[[], list[float]] = _nothing_wanted  # to what was asked at the last `_heed`
+        self.answer: Callable[[], list[float]] = (
+            _nothing_wanted  # to what was asked at the last `_sync_stop_and_save`
+        )
 
-    def run(self) -> Fitted:
+    def run(self) -> FitResult:
         try:
             self._resume()
             while self.progress.epoch < self.config.epochs:
@@ -200,7 +202,7 @@ class _Training:
                 self._train_step(rows, images)
                 self.progress.step += 1
                 self.progress.images += self.batch_size
-                self._heed()
+                self._sync_stop_and_save()
 
     def _train_step(self, rows: Tensor, images: Iterator[Tensor]) -> None:
         """One optimizer step with the images of `rows`, of which this worker takes its share in parts."""
@@ -213,10 +215,13 @@ class _Training:
         before = [tensor.clone() for tensor in changed] if len(parts) > 1 else []
         for number, (part, drawn) in enumerate(parts, start=1):
             if number > 1:
-                self._heed(undo=list(zip(changed, before, strict=True)))
-            x, labels = self._batch(next(images), drawn), self.train_set.labels[part.to(self.place.device)]
+                self._sync_stop_and_save(undo=list(zip(changed, before, strict=True)))
+            x, labels = (
+                self._batch(next(images), drawn),
+                self.train_set.labels[part.to(self.compute_device.device)],
+            )
             self.stopwatch.lap("data")
-            loss, correct = self.learner.add_gradients(
+            loss, correct = self.learner.accumulate_gradients(
                 x, labels, share=1 / len(parts), last=number == len(parts)
             )
             self.sums += torch.stack([loss.double(), correct.double()])
@@ -230,8 +235,8 @@ class _Training:
 
     def _batch(self, images_nchw: Tensor, uniform: Tensor) -> Tensor:
         pixels = self.train_set.pixels(images_nchw)
-        pixels = augment(pixels, uniform.to(self.place.device), self.config.augment)
-        return self.train_set.normalise(pixels, self.place.layout)
+        pixels = augment(pixels, uniform.to(self.compute_device.device), self.config.augment)
+        return self.train_set.normalise(pixels, self.compute_device.layout)
 
     def _learning_rate(self, step: int) -> float:
         """At a step of the current epoch."""
@@ -268,7 +273,7 @@ class _Training:
     def _test_accuracy(self) -> float:
         """Top-1 of the network that would be handed over now, in fp32; each worker takes some of the rows."""
         model = self.learner.result().eval()
-        self.group.share(list(model.buffers()))
+        self.group.broadcast(list(model.buffers()))
         correct = 0
         begins = range(0, len(self.test_set), EVALUATION_BATCH * self.group.size)  # as many for every worker
         mine = [begin + self.group.rank * EVALUATION_BATCH for begin in begins]
@@ -279,14 +284,14 @@ class _Training:
                 if share in some:
                     with torch.no_grad():
                         pixels = self.test_set.pixels(next(images))
-                        logits = model(self.test_set.normalise(pixels, self.place.layout))
+                        logits = model(self.test_set.normalise(pixels, self.compute_device.layout))
                         correct += int((logits.argmax(dim=1) == self.test_set.labels[share]).sum())
                 self.stopwatch.lap("evaluation")
-                self._heed()
+                self._sync_stop_and_save()
         model.train()
         return self.group.sum([correct])[0] / len(self.test_set)
 
-    def _fitted(self) -> Fitted:
+    def _fitted(self) -> FitResult:
         macs = models.count(self.learner.model, self.input_spec)[1]
         flops_per_image = 3 * 2 * macs  # the backward pass costs twice the forward pass
         if self.learner.teacher is not None:
@@ -297,12 +302,12 @@ class _Training:
             "images_per_s": self.progress.images_per_s,
             "gflop_per_s": self.progress.images_per_s * flops_per_image / 1e9,
         }
-        model = HANDED_OVER.put(self.learner.result().eval())
-        return Fitted(model, tuple(self.progress.history), metrics)
+        model = CPU_FP32.put(self.learner.result().eval())
+        return FitResult(model, tuple(self.progress.history), metrics)
 
     # ----------------------------------------------------------------------------------------- between steps
 
-    def _heed(self, undo: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
+    def _sync_stop_and_save(self, undo: Sequence[tuple[Tensor, Tensor]] = ()) -> None:
         """Do together what any worker has a reason for: fail, save, stop.
 
         In a group it is what they had when this was called before: no step waits for the others to answer.
@@ -314,7 +319,7 @@ class _Training:
             self.reported_at = now
             self._report_step()
         at_end = self.progress.step == self.steps_per_epoch
-        is_cheap = self.place.device.type == "cpu"  # on a GPU, to look at the loss is to wait for it
+        is_cheap = self.compute_device.device.type == "cpu"  # on a GPU, to look at the loss is to wait for it
         is_bad = (is_cheap or is_reporting or at_end) and not math.isfinite(self.sums[0].item())
         is_due = now - self.saved_at >= self.config.checkpoint_every_s
         wanted = [self.stop.signal, is_bad, is_due]
@@ -334,7 +339,7 @@ class _Training:
         if stopped_by:
             self._leave(stopped_by)
         if self.group.size > 1:
-            self.answer = self.group.begin_max(wanted)
+            self.answer = self.group.all_reduce_max_async(wanted)
 
     def _leave(self, stopped_by: float) -> NoReturn:
         if stopped_by == signal.SIGINT:
@@ -347,7 +352,7 @@ class _Training:
 
     def _not_finite(self) -> StageFailed:
         rate = peak_learning_rate(self.config)
-        dtype = str(self.place.dtype).removeprefix("torch.")
+        dtype = str(self.compute_device.dtype).removeprefix("torch.")
         return StageFailed(
             f"the loss is no longer finite in epoch {self.progress.epoch + 1}, step {self.progress.step}",
             why=f"most often the learning rate is too high: its peak is {rate:g}, in {dtype}",
@@ -366,7 +371,7 @@ class _Training:
         self.saved_at = time.monotonic()
 
     def _resume(self) -> None:
-        data = self.group.share_bytes(self.store.read_newest() if self.group.rank == 0 else None)
+        data = self.group.broadcast_bytes(self.store.read_newest() if self.group.rank == 0 else None)
         if data is None:
             return
         checkpoint = Checkpoint.from_bytes(data)
@@ -413,7 +418,7 @@ class _Training:
 
 
 def _nothing_wanted() -> list[float]:
-    """Neither to stop, nor bad, nor due to be saved; see `_Training._heed`."""
+    """Neither to stop, nor bad, nor due to be saved; see `_Training._sync_stop_and_save`."""
     return [0.0, 0.0, 0.0]
 
 

@@ -34,7 +34,7 @@ _NAMED = 4  # names of a kind that a message lists
 _NAME_LENGTH = 80
 
 
-def unmet(given: WeightsFile) -> str:
+def unsupported_reason(given: WeightsFile) -> str:
     """Why `given` cannot be a file of weights; empty if it can. What is in S3 is asked when it is read."""
     if isinstance(given, str):
         return ""
@@ -51,7 +51,7 @@ def fingerprint(given: WeightsFile) -> str:
     """A digest of the file's content (in S3: its ETag); empty if it cannot be read. Raises Unavailable."""
     if isinstance(given, str):
         return hashlib.sha256(canonical_json(storage.etags(given)).encode()).hexdigest()
-    if unmet(given):
+    if unsupported_reason(given):
         return ""
     status = given.stat()
     return _digest(given, status.st_size, status.st_ctime_ns)
@@ -73,7 +73,7 @@ def load_into(model: nn.Module, given: WeightsFile, out: Output) -> None:
     from safetensors.torch import load_file
 
     with _here(given, out) as file:
-        if problem := unmet(file):
+        if problem := unsupported_reason(file):
             raise ConfigInvalid(f"the weights at {given} cannot be used", why=problem)
         check_fit(layout(file, given), model.state_dict(), given)
         with _safetensors(given):

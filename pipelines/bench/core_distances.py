@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from hpml.artifacts.core_state import CoreDistances, CoreState
 from hpml.artifacts.interval import Interval
-from hpml.measuring.machine.core_distance import CoreDistance
+from hpml.measuring.machine.core_distance import CoreLatencyProbe
 
 MOST_CPUS = 16  # in the matrix, a line of which fits into 80 columns
 _PAUSE_S = 0.05  # between two probes, for whoever else is here
@@ -23,7 +23,7 @@ def watch(seconds: float, progress: Callable[[float], None] = lambda _: None) ->
     cpus = usable[:: -(-len(usable) // MOST_CPUS)]
     if len(cpus) == 1:
         return CoreDistances(cpus=tuple(cpus), usable_cpus=1)
-    with CoreDistance(cpus) as distance:
+    with CoreLatencyProbe(cpus) as distance:
         matrix = tuple(
             tuple(distance.between(one, other) for other in cpus[:at]) for at, one in enumerate(cpus)
         )

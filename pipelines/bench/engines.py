@@ -128,7 +128,7 @@ def measure(
     return record, place
 
 
-def again(folder: Path) -> BenchRecord:
+def reanalyse(folder: Path) -> BenchRecord:
     """The record of an earlier bench, its figures computed anew from its samples."""
     return records.read_again(folder)
 
@@ -191,9 +191,9 @@ def _validated(fields: Mapping[str, Any], options: BenchOptions) -> BenchmarkCon
     }
     given = {name: value for name, value in told.items() if value is not None}
     config: BenchmarkConfig = validate(BenchmarkConfig, {**fields, **given}, where="the command line")
-    unmet = config.unmet()
-    if unmet:
-        raise ConfigInvalid("this machine cannot do that", why=unmet)
+    unsupported_reason = config.unsupported_reason()
+    if unsupported_reason:
+        raise ConfigInvalid("this machine cannot do that", why=unsupported_reason)
     return config
 
 

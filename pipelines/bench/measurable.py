@@ -144,7 +144,7 @@ def _told_by_data(data: Source, hints: Hints, file: Path) -> tuple[tuple[Tensor,
 
     Raises ConfigInvalid if neither the command line nor the data says the shape of the images.
     """
-    preview, why = None, data.unmet() or "its images are not known before prepare has read them"
+    preview, why = None, data.unsupported_reason() or "its images are not known before prepare has read them"
     try:
         preview = data.preview()
     except HpmlError as error:

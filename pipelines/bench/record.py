@@ -118,7 +118,7 @@ def analysed(record: BenchRecord, rounds: Rounds) -> BenchRecord:
     """`record` with the figures that follow from `rounds`."""
     from hpml.measuring.bench import Launches
     from hpml.measuring.figures import timings
-    from hpml.measuring.paired import AtBatch1, pairs
+    from hpml.measuring.paired import Batch1Analysis, pairs
     from hpml.measuring.resources import Energy, resource_figures
 
     config, names = record.config, list(record.subjects)
@@ -147,7 +147,7 @@ def analysed(record: BenchRecord, rounds: Rounds) -> BenchRecord:
                 "concurrency": subject.concurrency,
             }
         )
-    at_1 = AtBatch1.of(rounds, names)
+    at_1 = Batch1Analysis.of(rounds, names)
     found = {
         "engines": engines,
         "pairs": pairs(rounds, names, precision=config.precision),

@@ -122,7 +122,7 @@ def engines(
     from hpml.pipelines.terminal import bench_tables
 
     if earlier:
-        record, place = benches.again(earlier), earlier
+        record, place = benches.reanalyse(earlier), earlier
     elif arguments and (run := benches.run_named(home, arguments)):
         _complete(home, run, _engine_options(context), strict=strict, output=output)
         return
@@ -212,7 +212,7 @@ def machine(
     ] = None,
     output: Format = "table",
 ) -> None:
-    """Measure this machine: its memory, its products, the distance between its CPUs."""
+    """Measure this machine: memory bandwidth, GEMM throughput, latency between its cores."""
     from hpml.pipelines.bench import machine as bench_machine
     from hpml.pipelines.terminal import console
 

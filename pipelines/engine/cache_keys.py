@@ -311,7 +311,7 @@ def cache_key_inputs(
         fields["your code"] = dict(users.modules)
     if needs.hardware_bound:
         fields["hardware"] = {**runtime_environment.hardware, **runtime_environment.kernels}
-    if needs.rounds_by_threads:
+    if needs.numerics_depend_on_threads:
         kernels = {name: runtime_environment.hardware.get(name, "") for name in ("cpu_flags", "gpus")}
         fields["arithmetic"] = {"threads": threads, **kernels, **runtime_environment.kernels}
     if needs.registry:

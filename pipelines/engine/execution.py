@@ -19,7 +19,7 @@ from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.cache_keys import CacheKeyInputs, cache_key_inputs, code_of, explain
 from hpml.pipelines.engine.run_record import FINISHED, RunRecord, Status, StepRecord
 from hpml.pipelines.engine.store import copy_out
-from hpml.pipelines.executors.base import Ended, Executor, Lease, Watcher
+from hpml.pipelines.executors.base import Executor, Lease, StepExit, Watcher
 from hpml.pipelines.plan import Node, Plan
 from hpml.pipelines.stage_needs import needs_of
 
@@ -342,7 +342,7 @@ class Execution:
 
     # ------------------------------------------------------------------------------------- how a step ended
 
-    def _finish(self, end: Ended) -> None:
+    def _finish(self, end: StepExit) -> None:
         running = self._running.pop(end.job)
         self._hear(running)
         name = running.node.name
@@ -382,7 +382,7 @@ class Execution:
             copy_out(self._store.open(digest), self._folder / deliver)
         self._change(node.name, status=status, digest=digest, key=key)
 
-    def _fail(self, running: _Running, end: Ended) -> None:
+    def _fail(self, running: _Running, end: StepExit) -> None:
         name = running.node.name
         code, message = _cause(running, end)
         interrupted = code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED) and self._stop is not None
@@ -497,7 +497,7 @@ def _release(locks: tuple[Lease, ...]) -> None:
         lock.release()
 
 
-def _cause(running: _Running, end: Ended) -> tuple[int, str]:
+def _cause(running: _Running, end: StepExit) -> tuple[int, str]:
     """The exit code and the sentence of a step that failed: what it said itself, or what became of it."""
     failure = running.events.failure
     if failure:

@@ -79,7 +79,7 @@ class ArtifactStore(Protocol):
 
 
 @dataclass(frozen=True)
-class Ended:
+class StepExit:
     """How a step's process ended.
 
     exit_code: 128 + n if signal n ended it. cause: what the executor knows about a failure that the step
@@ -129,7 +129,7 @@ class Executor(Protocol):
     def signal(self, job: int, number: signal.Signals) -> None:
         """SIGTERM asks a step to save and stop, SIGKILL does not ask."""
 
-    def ended(self, timeout_s: float) -> list[Ended]:
+    def ended(self, timeout_s: float) -> list[StepExit]:
         """The steps that ended, waiting at most `timeout_s` for the first."""
 
     def close(self, status: str) -> None:

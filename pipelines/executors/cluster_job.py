@@ -21,7 +21,7 @@ _OUR_CODES = {int(code) for code in ExitCode}
 
 
 @dataclass(frozen=True)
-class End:
+class JobOutcome:
     """How a Job ended.
 
     exit_code: one of ExitCode. cause: what the cluster knows of a failure. certain: whether that is the
@@ -68,7 +68,7 @@ class JobRunner:
         self._stopping.set()
         self.cluster.delete(JOBS, self.name, patience_s=patience_s)
 
-    def attend(self) -> End:
+    def attend(self) -> JobOutcome:
         """From the creation of the Job to its end. Raises HpmlError if the cluster refuses it or is lost."""
         self.cluster.create(JOBS, self.body)
         if self.stopping:  # before there was anything to delete
@@ -120,7 +120,7 @@ class JobRunner:
 
     # --------------------------------------------------------------------------------------------------- end
 
-    def _wait_for_end(self) -> End:
+    def _wait_for_end(self) -> JobOutcome:
         while True:
             job, pod = self._look()
             end = self._end(job, pod)
@@ -128,45 +128,45 @@ class JobRunner:
                 return end
             time.sleep(_LOOK_EVERY_S)
 
-    def _end(self, job: Json | None, pod: Json | None) -> End | None:
+    def _end(self, job: Json | None, pod: Json | None) -> JobOutcome | None:
         """None: it has not ended, or the cluster has not yet noted that it has."""
         image = _image_digest(pod) if pod else ""
         code = causes.exit_code(pod, CONTAINER) if pod else None
         if code == 0:
-            return End(ExitCode.DONE, image=image)
+            return JobOutcome(ExitCode.DONE, image=image)
         if self.stopping and (code is not None or pod is None):
-            return End(ExitCode.TERMINATED, "it was stopped", image=image)
+            return JobOutcome(ExitCode.TERMINATED, "it was stopped", image=image)
         if job and _failure(job) == "DeadlineExceeded":
             return self._end_by_deadline(image)
         why = causes.cause(pod, ()) if pod else None
         if why and not why.waits:
             return _end_of_pod(why, code, image)
         if pod is None and job is None:
-            return End(ExitCode.UNAVAILABLE, "somebody deleted its Job", certain=True)
+            return JobOutcome(ExitCode.UNAVAILABLE, "somebody deleted its Job", certain=True)
         if pod is None and job and _failure(job):
             cause = f"its pod was deleted or evicted ({_failure(job)}) -> run again: it resumes"
-            return End(ExitCode.UNAVAILABLE, cause, certain=True)
+            return JobOutcome(ExitCode.UNAVAILABLE, cause, certain=True)
         return None
 
-    def _end_by_deadline(self, image: str) -> End:
+    def _end_by_deadline(self, image: str) -> JobOutcome:
         if self._waits_for:
             cause = f"it did not start within {self.timeout_s:.0f} s: {self._waits_for.why}"
             fix = self._waits_for.fix or "raise cluster.timeout_s"
-            return End(ExitCode.UNAVAILABLE, f"{cause} -> {fix}", certain=True)
+            return JobOutcome(ExitCode.UNAVAILABLE, f"{cause} -> {fix}", certain=True)
         cause = f"it took longer than its timeout of {self.timeout_s:.0f} s"
         fix = "raise cluster.timeout_s, or timeout_s of its stage under cluster.stages"
-        return End(ExitCode.STAGE_FAILED, f"{cause} -> {fix}", certain=True, image=image)
+        return JobOutcome(ExitCode.STAGE_FAILED, f"{cause} -> {fix}", certain=True, image=image)
 
 
-def _end_of_pod(why: Cause, code: int | None, image: str) -> End:
+def _end_of_pod(why: Cause, code: int | None, image: str) -> JobOutcome:
     """What the end of a pod for the reason `why` means; code: of its program."""
     told = f"{why.why} -> {why.fix or 'run again: it resumes'}"
     if why.reason == "Error":  # the program's own doing
         ours = code if code in _OUR_CODES else ExitCode.STAGE_FAILED
-        return End(int(ours or 0), why.why, image=image)
+        return JobOutcome(int(ours or 0), why.why, image=image)
     out_of_memory = why.reason == "OOMKilled"
     failed = ExitCode.STAGE_FAILED if out_of_memory else ExitCode.UNAVAILABLE
-    return End(failed, told, certain=True, image=image)
+    return JobOutcome(failed, told, certain=True, image=image)
 
 
 def _failure(job: Json) -> str:

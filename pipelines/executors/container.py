@@ -30,7 +30,7 @@ from hpml.pipelines.engine import cache_keys
 from hpml.pipelines.engine.cache_keys import RuntimeEnvironment
 from hpml.pipelines.engine.execution import Settings
 from hpml.pipelines.engine.store import Store
-from hpml.pipelines.executors.base import Ended, Watcher
+from hpml.pipelines.executors.base import StepExit, Watcher
 from hpml.pipelines.executors.forkserver import ForkServer
 from hpml.pipelines.plan import Node, Plan
 from hpml.pipelines.recipe import LoadedRecipe
@@ -216,11 +216,11 @@ class Containers:
         elif self._server:
             self._server.signal(job, number)
 
-    def ended(self, timeout_s: float) -> list[Ended]:
+    def ended(self, timeout_s: float) -> list[StepExit]:
         """Those that ended; why, the process that held the container has told in the step's events."""
         assert self._server, "something was started"
         return [
-            Ended(
+            StepExit(
                 end.job, os.waitstatus_to_exitcode(end.status), cause="its container ended without saying why"
             )
             for end in self._server.ended(timeout_s)

@@ -33,7 +33,7 @@ _GRACE_S = 15.0  # a training step has 10 s to save after SIGTERM
 
 
 @dataclass(frozen=True)
-class Ended:
+class ProcessExit:
     """How a job ended: the wait status of its process, and the largest resident set among its processes."""
 
     job: int
@@ -74,13 +74,13 @@ class ForkServer:
         with contextlib.suppress(OSError):
             self._send({"signal": int(number), "job": job})
 
-    def ended(self, timeout_s: float) -> list[Ended]:
+    def ended(self, timeout_s: float) -> list[ProcessExit]:
         """The jobs that ended, waiting at most `timeout_s` for the first.
 
         Raises ConnectionError if the server itself is gone.
         """
         self._socket.settimeout(timeout_s)
-        return [Ended(**message) for message in self._lines.receive()]
+        return [ProcessExit(**message) for message in self._lines.receive()]
 
     def close(self) -> None:
         """End the server and whatever still runs in it, and wait until it is gone."""

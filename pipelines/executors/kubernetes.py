@@ -35,8 +35,8 @@ from hpml.pipelines.cluster.store import open_store
 from hpml.pipelines.engine import cache_keys
 from hpml.pipelines.engine.cache_keys import RuntimeEnvironment
 from hpml.pipelines.engine.execution import Settings
-from hpml.pipelines.executors.base import Ended, Watcher
-from hpml.pipelines.executors.cluster_job import End, JobRunner, RunOwner, job_body
+from hpml.pipelines.executors.base import StepExit, Watcher
+from hpml.pipelines.executors.cluster_job import JobOutcome, JobRunner, RunOwner, job_body
 from hpml.pipelines.plan import Node, Plan
 from hpml.pipelines.recipe import LoadedRecipe
 from hpml.pipelines.stage_needs import needs_of
@@ -100,9 +100,9 @@ class Jobs:
         self._owner = RunOwner(self._kube, run, self._recipe.name)
         self._numbers = itertools.count(1)
         self._running: dict[int, _Step] = {}
-        self._over: list[tuple[_Step, End]] = []
+        self._over: list[tuple[_Step, JobOutcome]] = []
         # Of the kind that a signal handler may put something into at any moment.
-        self._ends: queue.SimpleQueue[tuple[int, End]] = queue.SimpleQueue()
+        self._ends: queue.SimpleQueue[tuple[int, JobOutcome]] = queue.SimpleQueue()
         self._to_come: set[str] = set()
         self._pending_events = _PendingEvents(run, self._recipe.name, self._cluster.store)
 
@@ -248,16 +248,16 @@ class Jobs:
             self._owner.adopt(job_runner.body)
             end = job_runner.attend()
         except HpmlError as error:
-            end = End(error.exit_code, str(error), certain=True)
+            end = JobOutcome(error.exit_code, str(error), certain=True)
         except Exception as error:  # of ours; the run is not to wait for this step for ever
-            end = End(ExitCode.STAGE_FAILED, f"{type(error).__name__}: {error}", certain=True)
+            end = JobOutcome(ExitCode.STAGE_FAILED, f"{type(error).__name__}: {error}", certain=True)
         self._ends.put((number, end))
 
     def signal(self, job: int, number: signal.Signals) -> None:
         """SIGTERM deletes the Job, whose pod has 30 s to save; SIGKILL is not to wait for that any more."""
         if number == signal.SIGKILL:
             self._ends.put(
-                (job, End(ExitCode.TERMINATED, "it was stopped, and not waited for", certain=True))
+                (job, JobOutcome(ExitCode.TERMINATED, "it was stopped, and not waited for", certain=True))
             )
             return
         try:
@@ -265,19 +265,19 @@ class Jobs:
         except HpmlError as error:
             self._say(f"{self._running[job].name} could not be stopped: {error}")
 
-    def ended(self, timeout_s: float) -> list[Ended]:
+    def ended(self, timeout_s: float) -> list[StepExit]:
         """The next one that ended, if any did."""
         try:
             number, end = self._ends.get(timeout=timeout_s)
         except queue.Empty:
             return []
         step = self._running.pop(number, None)
-        return [Ended(number, self._concluded(step, end))] if step else []  # None: it was not waited for
+        return [StepExit(number, self._concluded(step, end))] if step else []  # None: it was not waited for
 
-    def _concluded(self, step: _Step, end: End) -> int:
+    def _concluded(self, step: _Step, end: JobOutcome) -> int:
         """The exit code of a step, whose failure is told where the engine looks for it."""
         if end.exit_code == 0 and end.image and step.image not in ("", end.image):
-            end = End(
+            end = JobOutcome(
                 ExitCode.CONFIG_INVALID, _OTHER_IMAGE.format(end.image[:12], step.image[:12]), certain=True
             )
         said = step.transcript.failure

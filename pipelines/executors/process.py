@@ -14,7 +14,7 @@ from hpml.pipelines.engine import cache_keys
 from hpml.pipelines.engine.cache_keys import RuntimeEnvironment
 from hpml.pipelines.engine.store import Store
 from hpml.pipelines.executors import forkserver
-from hpml.pipelines.executors.base import Ended
+from hpml.pipelines.executors.base import StepExit
 from hpml.pipelines.executors.forkserver import ForkServer
 from hpml.pipelines.plan import Node, Plan
 from hpml.pipelines.preflight import checks as preflight
@@ -45,7 +45,7 @@ class Processes:
 
     def check(self, plan: Plan) -> None:
         """Ask every step whether this machine can run it. Raises ConfigInvalid with all reasons."""
-        preflight.refuse(preflight.unmet(plan))
+        preflight.refuse(preflight.unsupported_reason(plan))
 
     def prepare(self, waiting: tuple[Node, ...]) -> None:
         """Have the server import what the steps that are still to come will need."""
@@ -68,12 +68,12 @@ class Processes:
         if self._server:
             self._server.signal(job, number)
 
-    def ended(self, timeout_s: float) -> list[Ended]:
+    def ended(self, timeout_s: float) -> list[StepExit]:
         """Those that ended."""
         assert self._server, "something was started"
         return [self._understood(end) for end in self._server.ended(timeout_s)]
 
-    def _understood(self, end: forkserver.Ended) -> Ended:
+    def _understood(self, end: forkserver.ProcessExit) -> StepExit:
         before = self._oom_kills_before.pop(end.job)
         if os.WIFSIGNALED(end.status):
             number = os.WTERMSIG(end.status)
@@ -84,11 +84,11 @@ class Processes:
                     f"the kernel killed it for lack of memory at {end.peak_rss_bytes / 1e9:.1f} GB"
                     " -> use a smaller batch or model, or a machine with more memory"
                 )
-            return Ended(end.job, 128 + number, end.peak_rss_bytes, cause)
+            return StepExit(end.job, 128 + number, end.peak_rss_bytes, cause)
         status = os.waitstatus_to_exitcode(end.status)
         cause = f"its process ended with status {status} without saying why" if status else ""
         full = disk_full(StageFailed(cause), self.store.root)  # then it had no room to say so
-        return Ended(end.job, status, end.peak_rss_bytes, str(full) if full else cause)
+        return StepExit(end.job, status, end.peak_rss_bytes, str(full) if full else cause)
 
     def close(self, status: str) -> None:
         """End whatever still runs."""

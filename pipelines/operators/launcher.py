@@ -138,7 +138,8 @@ def handed_over(job: Job, place: str) -> Job:
 
 def _own_arguments(arguments: Sequence[str]) -> tuple[ClusterConfig, str, str, list[str]]:
     parser = Parser(
-        prog=f"python -m pipelines.{Path(sys.argv[0]).stem}", description=__doc__.partition("\n")[0]
+        prog=f"python -m hpml.pipelines.operators.{Path(sys.argv[0]).stem}",
+        description=__doc__.partition("\n")[0],
     )
     parser.add_argument("--cluster", default="{}", metavar="JSON", help="the cluster section of the recipe")
     parser.add_argument("--run", default=os.environ.get("HPML_RUN", ""), help="the run's id")

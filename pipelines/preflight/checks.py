@@ -20,7 +20,7 @@ from hpml.pipelines.plan import Node, Plan
 from hpml.pipelines.preflight import applicability
 from hpml.pipelines.preflight.network_probe import Found, probe
 from hpml.pipelines.recipe import LoadedRecipe, Recipe
-from hpml.training.weights import unmet as missing_weights
+from hpml.training.weights import unsupported_reason as unsupported_weights
 
 _HALF_BYTES, _INT8_BYTES = 2, 1  # of a number; what is not int8 may be fp16 or bf16
 
@@ -33,9 +33,9 @@ class Problem:
     why: str
 
 
-def unmet(plan: Plan) -> list[Problem]:
+def unsupported_reason(plan: Plan) -> list[Problem]:
     """What steps need and this machine, or its disk, does not have."""
-    asked = ((name, node.config.unmet()) for name, node in plan.nodes.items())
+    asked = ((name, node.config.unsupported_reason()) for name, node in plan.nodes.items())
     return [Problem(name, why) for name, why in asked if why]
 
 
@@ -82,7 +82,7 @@ class _Examination:
         self._to_run, self._home, self._watcher = to_run, home, watcher
 
     def problems(self) -> Iterator[Problem]:
-        known = unmet(self._plan)
+        known = unsupported_reason(self._plan)
         yield from known
         yield from self._targets()
         failing = {problem.step for problem in known}
@@ -163,7 +163,7 @@ class _Examination:
         shape_chw = preview.shape_chw(self._recipe.data.image_size) if preview else None
         classes = preview.class_count if preview else 10
         weights = self._recipe.train.weights
-        file = weights if isinstance(weights, Path) and not missing_weights(weights) else None
+        file = weights if isinstance(weights, Path) and not unsupported_weights(weights) else None
         if preview and preview.channels == 1 and preview.looked_at < preview.images:
             file = None  # one of those not looked at may be in colour
         trains = self._recipe.train.epochs > 0
@@ -175,7 +175,7 @@ class _Examination:
 
 def _existing(folder: Path) -> Path:
     """The folder, or the nearest above it that exists."""
-    return next(executor for executor in (folder, *folder.parents) if executor.exists())
+    return next(path for path in (folder, *folder.parents) if path.exists())
 
 
 def unreachable_goals(recipe: Recipe, weights: int) -> Iterator[str]:

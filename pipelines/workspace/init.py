@@ -100,9 +100,9 @@ def _source(data: str) -> dict[str, Any]:
 def _preview(source: dict[str, Any]) -> Preview | None:
     """What is known of the data at once. Raises ConfigInvalid for data that cannot be used."""
     config: Any = validate(AnySource, source, where="the data")
-    unmet = config.unmet()
-    if unmet and "path" in source:
-        raise ConfigInvalid("the data cannot be used", why=unmet)
+    unsupported_reason = config.unsupported_reason()
+    if unsupported_reason and "path" in source:
+        raise ConfigInvalid("the data cannot be used", why=unsupported_reason)
     try:
         found: Preview | None = config.preview()
     except StageFailed as error:  # what a stage cannot use, an answer should not name

@@ -126,7 +126,7 @@ def trained(folder: Path, device: str, precision: str = "fp32", workers: int = 1
         precision=precision,
         nproc_per_node=workers,
     )
-    if reason := config.unmet():
+    if reason := config.unsupported_reason():
         raise NotHere(reason)
     if device == "cuda":
         _require_cuda()

@@ -73,7 +73,7 @@ def test_a_large_machine_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
             return 200.0
 
     monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(96)))
-    monkeypatch.setattr(core_distances, "CoreDistance", Distance)
+    monkeypatch.setattr(core_distances, "CoreLatencyProbe", Distance)
     clock = itertools.count()
     monkeypatch.setattr(core_distances.time, "monotonic", lambda: float(next(clock)))
     monkeypatch.setattr(core_distances.time, "sleep", lambda _: None)

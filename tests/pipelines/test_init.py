@@ -96,7 +96,7 @@ def test_a_path_is_written_relative_to_the_recipe(tmp_path: Path, monkeypatch: p
     (tmp_path / "recipes").mkdir()
     assert init(tmp_path, "photos", file="recipes/mine.yaml")["data"]["path"] == "../photos"
     loaded = recipe.load(tmp_path / "recipes/mine.yaml").recipe
-    assert loaded.data.unmet() == ""
+    assert loaded.data.unsupported_reason() == ""
 
 
 @pytest.mark.parametrize(

@@ -33,8 +33,8 @@ from hpml.pipelines.engine.cache_keys import CacheKeyInputs
 from hpml.pipelines.engine.execution import Execution, Settings, forecast
 from hpml.pipelines.engine.run_record import RunRecord, StepRecord
 from hpml.pipelines.executors import cluster_job
-from hpml.pipelines.executors.base import Ended, Executor
-from hpml.pipelines.executors.cluster_job import End, JobRunner, job_body
+from hpml.pipelines.executors.base import Executor, StepExit
+from hpml.pipelines.executors.cluster_job import JobOutcome, JobRunner, job_body
 from hpml.pipelines.executors.kubernetes import Jobs
 from hpml.pipelines.plan import Plan, trace
 from hpml.targets import Onnx
@@ -112,7 +112,7 @@ class Bench:
         }
         return self.jobs.start(node, job, logs / f"{step}.log")
 
-    def end(self, timeout_s: float = 20) -> Ended:
+    def end(self, timeout_s: float = 20) -> StepExit:
         until = time.monotonic() + timeout_s
         while time.monotonic() < until:
             for ended in self.jobs.ended(0.1):
@@ -778,5 +778,5 @@ def test_an_attendant_that_is_stopped_before_its_job_exists_deletes_it(cluster: 
     job_runner = JobRunner(kube.connect("hpml"), body, 10, 1, print, print)
     cluster.runs_pods = False
     job_runner.stop()
-    assert job_runner.attend() == End(ExitCode.TERMINATED, "it was stopped")
+    assert job_runner.attend() == JobOutcome(ExitCode.TERMINATED, "it was stopped")
     assert not cluster.all("jobs")

@@ -54,14 +54,14 @@ class Cifar10(Source):
                 raise ValueError("`url` needs the `sha256` of what it delivers")
         return self
 
-    def unmet(self) -> str:
+    def unsupported_reason(self) -> str:
         """What is wrong with `path` on this machine."""
         if self.path is None:
             return ""
-        unmet = user_files.unmet(self.path)
-        if not unmet and isinstance(self.path, Path) and self.path.is_dir() and self.sha256:
+        unsupported_reason = user_files.unsupported_reason(self.path)
+        if not unsupported_reason and isinstance(self.path, Path) and self.path.is_dir() and self.sha256:
             return f"`sha256` is that of an archive, and {self.path} is a folder: leave it out"
-        return unmet
+        return unsupported_reason
 
     def fingerprint(self) -> str:
         """The checksum of the archive, or a digest of the names, sizes and times of the files at `path`."""

@@ -19,9 +19,9 @@ class Digits(Source):
 
     source: Literal["digits"] = "digits"
 
-    def unmet(self) -> str:
+    def unsupported_reason(self) -> str:
         """What is missing if scikit-learn is not installed."""
-        return FILE.unmet()
+        return FILE.unsupported_reason()
 
     def fingerprint(self) -> str:
         """The version of the package that ships the images."""

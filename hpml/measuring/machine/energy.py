@@ -42,7 +42,9 @@ def _of_engine(bench: Bench, name: str, counter: Counter, source: str) -> Energy
     for _ in range(_SLICES):
         dropped, begun_mj = bench.watch.dropped, counter()
         try:
-            reply = bench.take(name, "run_for", "having its energy counted", batch=1, seconds=_SLICE_S)
+            reply = bench.run_until_undisturbed(
+                name, "run_for", "having its energy counted", batch=1, seconds=_SLICE_S
+            )
         except Disturbed:
             break
         used_mj = counter() - begun_mj

@@ -75,6 +75,6 @@ def _cpu_clock(thread: int) -> int:
     return ~thread << 3 | 6
 
 
-def is_told() -> bool:
+def schedstat_available() -> bool:
     """Whether this kernel tells it: Linux with CONFIG_SCHED_INFO, which distributions have."""
     return Path("/proc/self/schedstat").is_file()

@@ -25,7 +25,7 @@ from numpy.typing import NDArray
 
 from hpml.core import cgroup
 from hpml.measuring.config import Quiet
-from hpml.measuring.machine.run_queue import Reading, RunQueue, Waited, is_told
+from hpml.measuring.machine.run_queue import Reading, RunQueue, Waited, schedstat_available
 
 WAITED = "its threads waited for a CPU"
 STOLEN = "the hypervisor gave the CPU to another machine"
@@ -70,7 +70,7 @@ class Watch:
         self.causes: Counter[str] = Counter()
         self.slices = 0
         self.dropped = 0
-        self.unseen = "" if is_told() else UNSEEN
+        self.unseen = "" if schedstat_available() else UNSEEN
 
     def snapshot(self, pid: int | None = None) -> Snapshot:
         """The counters now. pid: the engine's process; none where what is timed is in this one."""

@@ -14,7 +14,7 @@ from hpml.core.errors import ConfigInvalid
 
 
 @dataclass(frozen=True)
-class Asked:
+class WorkerRequest:
     """What a worker is asked: one of its methods with arguments. at_once: requests at the same time."""
 
     do: str
@@ -27,17 +27,17 @@ class Backend(Protocol):
 
     name: Literal["ours", "loadgen"]
 
-    def one_by_one(self, scenario: ScenarioName, *, samples_per_query: int, queries: int) -> Asked:
+    def one_by_one(self, scenario: ScenarioName, *, samples_per_query: int, queries: int) -> WorkerRequest:
         """Queries, each issued when the last is answered."""
         ...
 
-    def all_at_once(self, *, batch: int, batches: int) -> Asked:
+    def all_at_once(self, *, batch: int, batches: int) -> WorkerRequest:
         """One query of all samples, answered `batch` at a time."""
         ...
 
     def by_arrival(
         self, *, queries_per_s: float, queries: int, bound_ms: float, allowed: int, seed: int
-    ) -> Asked:
+    ) -> WorkerRequest:
         """Queries of one sample that arrive at random times (a Poisson process), answered in order.
 
         latency_ns counts from the scheduled arrival. The worker may stop when more than `allowed` queries
@@ -46,24 +46,24 @@ class Backend(Protocol):
         ...
 
 
-class Ours:
+class BuiltinBackend:
     """Our own loop, in the engine's process."""
 
     name: Literal["ours", "loadgen"] = "ours"
 
-    def one_by_one(self, scenario: ScenarioName, *, samples_per_query: int, queries: int) -> Asked:
+    def one_by_one(self, scenario: ScenarioName, *, samples_per_query: int, queries: int) -> WorkerRequest:
         """See Backend."""
-        return Asked("one_by_one", {"batch": samples_per_query, "requests": queries})
+        return WorkerRequest("one_by_one", {"batch": samples_per_query, "requests": queries})
 
-    def all_at_once(self, *, batch: int, batches: int) -> Asked:
+    def all_at_once(self, *, batch: int, batches: int) -> WorkerRequest:
         """See Backend."""
-        return Asked("one_by_one", {"batch": batch, "requests": batches})
+        return WorkerRequest("one_by_one", {"batch": batch, "requests": batches})
 
     def by_arrival(
         self, *, queries_per_s: float, queries: int, bound_ms: float, allowed: int, seed: int
-    ) -> Asked:
+    ) -> WorkerRequest:
         """See Backend."""
-        return Asked(
+        return WorkerRequest(
             "by_arrival",
             {
                 "requests_per_s": queries_per_s,
@@ -89,17 +89,17 @@ class Loadgen:
                 fix="install it (pip install mlcommons-loadgen), or set scenario_backend: ours",
             )
 
-    def one_by_one(self, scenario: ScenarioName, *, samples_per_query: int, queries: int) -> Asked:
+    def one_by_one(self, scenario: ScenarioName, *, samples_per_query: int, queries: int) -> WorkerRequest:
         """See Backend."""
         return _loadgen(scenario, queries, samples_per_query=samples_per_query, batch=samples_per_query)
 
-    def all_at_once(self, *, batch: int, batches: int) -> Asked:
+    def all_at_once(self, *, batch: int, batches: int) -> WorkerRequest:
         """See Backend."""
         return _loadgen("Offline", 1, samples_per_query=batch * batches, batch=batch)
 
     def by_arrival(
         self, *, queries_per_s: float, queries: int, bound_ms: float, allowed: int, seed: int
-    ) -> Asked:
+    ) -> WorkerRequest:
         """See Backend. Loadgen issues all queries, however many are late."""
         return _loadgen(
             "Server", queries, samples_per_query=1, batch=1, queries_per_s=queries_per_s, seed=seed
@@ -114,8 +114,8 @@ def _loadgen(
     batch: int,
     queries_per_s: float | None = None,
     seed: int = 0,
-) -> Asked:
-    return Asked(
+) -> WorkerRequest:
+    return WorkerRequest(
         "loadgen",
         {
             "scenario": scenario,
@@ -128,4 +128,4 @@ def _loadgen(
     )
 
 
-BACKENDS: dict[str, type[Backend]] = {"ours": Ours, "loadgen": Loadgen}
+BACKENDS: dict[str, type[Backend]] = {"ours": BuiltinBackend, "loadgen": Loadgen}

@@ -13,7 +13,7 @@ from hpml.artifacts.measurements import ScenarioFigures, ScenarioName
 from hpml.measuring.bench import Bench, Disturbed
 from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.rounds import round_orders
-from hpml.measuring.scenarios.backends import Asked, Backend
+from hpml.measuring.scenarios.backends import Backend, WorkerRequest
 
 ROUNDS = 7  # from fewer the intervals are much wider: Student's t has two degrees of freedom less than rounds
 _TRIAL_REQUESTS, _TRIAL_S = 6, 0.1  # a trial ends with whichever comes first
@@ -70,7 +70,7 @@ class Scenario(ABC):
         )
 
 
-def ask(bench: Bench, name: str, asked: Asked, doing: str) -> dict[str, Any]:
+def ask(bench: Bench, name: str, asked: WorkerRequest, doing: str) -> dict[str, Any]:
     """What an engine answers when nothing disturbs it.
 
     Raises Unmeasured when the time budget is over.
@@ -78,12 +78,14 @@ def ask(bench: Bench, name: str, asked: Asked, doing: str) -> dict[str, Any]:
     if time.monotonic() > bench.deadline_s:
         raise Unmeasured("the time budget was over")
     try:
-        return bench.take(name, asked.do, doing, at_once=asked.at_once, **asked.arguments)
+        return bench.run_until_undisturbed(name, asked.do, doing, at_once=asked.at_once, **asked.arguments)
     except Disturbed as error:
         raise Unmeasured(f"disturbed: {error.what}") from None
 
 
-def in_rounds(bench: Bench, asked: Mapping[str, Asked], doing: str) -> dict[str, list[dict[str, Any]]]:
+def in_rounds(
+    bench: Bench, asked: Mapping[str, WorkerRequest], doing: str
+) -> dict[str, list[dict[str, Any]]]:
     """What each engine answers in each of ROUNDS rounds; in a round they take turns in a random order.
 
     Raises Unmeasured when the time budget is over before the last round.
@@ -104,5 +106,5 @@ def trials(bench: Bench, batch_sizes: list[int]) -> dict[str, dict[int, float]]:
 
 
 def _trial_ms(bench: Bench, name: str, batch: int) -> float:
-    asked = Asked("warm_up", {"batch": batch, "requests": _TRIAL_REQUESTS, "seconds": _TRIAL_S})
+    asked = WorkerRequest("warm_up", {"batch": batch, "requests": _TRIAL_REQUESTS, "seconds": _TRIAL_S})
     return float(ask(bench, name, asked, f"being tried at batch {batch}")["latency_ms"])

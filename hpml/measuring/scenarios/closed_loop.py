@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from hpml.artifacts.measurements import ConcurrencyFigures
-from hpml.measuring.scenarios.backends import Asked
+from hpml.measuring.scenarios.backends import WorkerRequest
 from hpml.measuring.scenarios.base import ROUNDS, Session, in_rounds
 from hpml.measuring.statistics import quantile, rate, samples_needed
 
@@ -27,7 +27,7 @@ def closed_loop(session: Session, clients: int) -> dict[str, ConcurrencyFigures]
     """
     bench = session.bench
     asked = {
-        name: Asked(
+        name: WorkerRequest(
             "closed_loop", {"clients": clients, "requests": _requests(session, name, clients)}, clients
         )
         for name in bench.names

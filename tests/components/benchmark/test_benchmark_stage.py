@@ -231,8 +231,8 @@ def test_a_reference_that_was_not_built_is_refused(
 
 def test_more_threads_than_cpus_are_refused_before_anything_starts() -> None:
     too_many = usable_cpus() + 1
-    assert f"threads is {too_many}" in BenchmarkConfig(threads=too_many).unmet()
-    assert BenchmarkConfig(threads=1).unmet() == ""
+    assert f"threads is {too_many}" in BenchmarkConfig(threads=too_many).unsupported_reason()
+    assert BenchmarkConfig(threads=1).unsupported_reason() == ""
 
 
 @pytest.mark.parametrize(

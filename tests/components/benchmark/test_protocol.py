@@ -25,7 +25,7 @@ from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.machine.watch import WAITED
 from hpml.measuring.process.engine_process import EngineProcess
 from hpml.measuring.protocol import time_rounds
-from hpml.measuring.rounds import Kept, round_orders
+from hpml.measuring.rounds import RoundCheckpoint, round_orders
 from hpml.measuring.subjects import EngineSubject
 from hpml.tasks.images import load_split, to_x_nchw
 
@@ -137,12 +137,12 @@ def test_what_is_asked_as_a_whole_is_asked_again_until_nothing_disturbs_it(
     causes = iter([["noise"], ["noise"], []])
     with bench.launched():
         bench.watch.disturbances = lambda _, **__: next(causes)  # type: ignore[method-assign]
-        bench.take("one", "run_for", "being tried", batch=1, seconds=0.001)
+        bench.run_until_undisturbed("one", "run_for", "being tried", batch=1, seconds=0.001)
         assert (bench.watch.slices, bench.watch.dropped) == (3, 2)
         bench.watch.disturbances = lambda _, **__: ["noise"]  # type: ignore[method-assign]
         bench.grant(0.1)
         with pytest.raises(Disturbed):
-            bench.take("one", "run_for", "being tried", batch=1, seconds=0.001)
+            bench.run_until_undisturbed("one", "run_for", "being tried", batch=1, seconds=0.001)
 
 
 def test_a_slow_engine_has_three_requests_in_a_slice_and_a_fast_one_what_fits(
@@ -179,11 +179,11 @@ def test_rounds_of_other_engines_or_damaged_ones_do_not_count(
     subjects: dict[str, EngineSubject], inputs: Path, out: Output
 ) -> None:
     rounds = time_rounds(bench_of(subjects, inputs, out), out)
-    assert len(Kept(out.scratch, subjects).read()[1]) == len(rounds)
+    assert len(RoundCheckpoint(out.scratch, subjects).read()[1]) == len(rounds)
     part = next((out.scratch / "rounds").glob("*.npz"))
     part.write_bytes(part.read_bytes()[:100])
-    assert 0 < len(Kept(out.scratch, subjects).read()[1]) < len(rounds)
-    plan, none = Kept(out.scratch, ["one", "another"]).read()
+    assert 0 < len(RoundCheckpoint(out.scratch, subjects).read()[1]) < len(rounds)
+    plan, none = RoundCheckpoint(out.scratch, ["one", "another"]).read()
     assert (plan, len(none)) == (None, 0)
     assert not list((out.scratch / "rounds").iterdir())
 

@@ -85,7 +85,7 @@ class FakeBench:
     def launched(self) -> Iterator[None]:
         yield
 
-    def take(self, name: str, do: str, doing: str, **arguments: Any) -> dict[str, Any]:
+    def run_until_undisturbed(self, name: str, do: str, doing: str, **arguments: Any) -> dict[str, Any]:
         used = next(self._used_uj, None)
         if used is None:
             raise Disturbed("the budget is over")

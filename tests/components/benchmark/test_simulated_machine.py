@@ -11,7 +11,7 @@ import pytest
 from hpml.artifacts.interval import Interval
 from hpml.core.contract import Output
 from hpml.measuring.config import BenchmarkConfig
-from hpml.measuring.paired import AtBatch1, missing
+from hpml.measuring.paired import Batch1Analysis, missing
 from hpml.measuring.protocol import time_rounds
 from tests.components.benchmark.simulated_machine import (
     SimulatedBench,
@@ -44,9 +44,9 @@ def run(machine: SimulatedMachine, scratch: Path, config: BenchmarkConfig = CONF
     return bench
 
 
-def of(bench: SimulatedBench) -> AtBatch1:
+def of(bench: SimulatedBench) -> Batch1Analysis:
     """What the rounds at batch 1 tell."""
-    return AtBatch1.of(bench.rounds, list(ENGINES))  # type: ignore[attr-defined]
+    return Batch1Analysis.of(bench.rounds, list(ENGINES))  # type: ignore[attr-defined]
 
 
 def true_ratio(engine: str, state: str) -> float:

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from hpml.measuring.machine.core_distance import CoreDistance
+from hpml.measuring.machine.core_distance import CoreLatencyProbe
 from hpml.measuring.machine.state_clusters import find_states
 
 RANDOM = np.random.default_rng(0)
@@ -47,7 +47,7 @@ def test_a_few_disturbed_probes_are_no_state() -> None:
 
 def test_the_probe_measures_a_positive_time_and_keeps_the_affinity() -> None:
     cpus = sorted(os.sched_getaffinity(0))
-    with CoreDistance(cpus) as distance:
+    with CoreLatencyProbe(cpus) as distance:
         assert len(distance.pairs) == min(3, len(cpus) * (len(cpus) - 1) // 2)
         assert os.sched_getaffinity(0) == set(cpus)
         took_ns = distance.round_trip_ns()
@@ -57,12 +57,12 @@ def test_the_probe_measures_a_positive_time_and_keeps_the_affinity() -> None:
 
 
 def test_with_one_cpu_there_is_no_distance() -> None:
-    with CoreDistance([0]) as distance:
+    with CoreLatencyProbe([0]) as distance:
         assert distance.pairs == ()
         assert distance.round_trip_ns() is None
 
 
 def test_of_many_cpus_a_few_pairs_are_a_sample() -> None:
-    pairs = CoreDistance(range(64)).pairs
+    pairs = CoreLatencyProbe(range(64)).pairs
     assert len(pairs) == 3
     assert len({cpu for pair in pairs for cpu in pair}) >= 4

@@ -170,7 +170,7 @@ def test_a_copy_that_reads_pictures_otherwise_does_not_pass_its_own_check(
     assert any(not np.array_equal(model.read(file)[0], pixels) for file, pixels in expected.items())
 
 
-def test_deploy_refuses_where_pictures_are_read_otherwise_than_by_prepare(
+def test_bundle_refuses_where_pictures_are_read_otherwise_than_by_prepare(
     deployable: Any, run_stage: Callable[..., Any], tmp_path: Path
 ) -> None:
     digests = (("cmyk.jpg", "0" * 64), *GREY.golden_sha256)

@@ -147,7 +147,7 @@ def test_what_is_left_is_a_multiple_of_round_to_and_never_nothing(channels, roun
     for group, count in zip(groups, kept, strict=True):
         assert 0 < count <= len(group.scores)
         assert count % round_to == 0 or count == len(group.scores)
-        assert len(group.weakest(count)) == len(group.scores) - count
+        assert len(group.least_important(count)) == len(group.scores) - count
     if ranking == "uniform":
         assert abs(kept[0] - (1 - channels) * 64) <= max(round_to, 1)
 
@@ -161,8 +161,8 @@ def test_global_ranking_takes_from_where_it_hurts_least():
 
 def test_the_weakest_channels_go():
     group = Group(nn.Identity(), torch.tensor([3.0, 1.0, 2.0, 0.0]), 1)
-    assert group.weakest(2) == [1, 3]
-    assert Group(nn.Identity(), torch.tensor([3.0, 1.0, 2.0, 4.0]), 2).weakest(2) == [0, 2]
+    assert group.least_important(2) == [1, 3]
+    assert Group(nn.Identity(), torch.tensor([3.0, 1.0, 2.0, 4.0]), 2).least_important(2) == [0, 2]
 
 
 def test_excluded_layers_keep_their_channels(digits_data):

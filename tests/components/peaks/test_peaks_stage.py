@@ -125,5 +125,5 @@ def test_a_config_that_makes_no_sense_is_refused(wrong: dict[str, Any]) -> None:
 
 
 def test_more_threads_than_cpus_is_refused() -> None:
-    assert "CPUs" in PeaksConfig(threads=(1, usable_cpus() + 1)).unmet()
-    assert PeaksConfig(threads=(usable_cpus(),)).unmet() == ""
+    assert "CPUs" in PeaksConfig(threads=(1, usable_cpus() + 1)).unsupported_reason()
+    assert PeaksConfig(threads=(usable_cpus(),)).unsupported_reason() == ""

@@ -257,10 +257,10 @@ def test_a_config_without_a_sound_origin_is_refused(config: dict[str, str], reas
 
 
 def test_unmet_names_a_missing_path_and_a_checksum_of_a_folder(tmp_path: Path, archive: Path) -> None:
-    assert Cifar10(path=archive).unmet() == ""
-    assert "gone.tar.gz does not exist" in Cifar10(path=tmp_path / "gone.tar.gz").unmet()
-    assert "is a folder" in Cifar10(path=tmp_path, sha256="0" * 64).unmet()
-    assert Cifar10(url="https://host/a", sha256="0" * 64).unmet() == ""
+    assert Cifar10(path=archive).unsupported_reason() == ""
+    assert "gone.tar.gz does not exist" in Cifar10(path=tmp_path / "gone.tar.gz").unsupported_reason()
+    assert "is a folder" in Cifar10(path=tmp_path, sha256="0" * 64).unsupported_reason()
+    assert Cifar10(url="https://host/a", sha256="0" * 64).unsupported_reason() == ""
 
 
 def test_the_fingerprint_is_the_checksum_or_follows_the_files(archive: Path) -> None:

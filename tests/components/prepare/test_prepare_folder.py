@@ -312,7 +312,7 @@ def test_a_folder_linked_into_itself_is_walked_once(image_folder: Path) -> None:
 @pytest.mark.parametrize("path", ["/dev/zero", "pipe", "absent", "n" * 300])
 def test_only_regular_files_are_data(kind: Any, path: str, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe")
-    said = kind(path=tmp_path / path).unmet()
+    said = kind(path=tmp_path / path).unsupported_reason()
     assert any(why in said for why in ("regular file", "does not exist", "File name too long")), said
     assert kind(path=tmp_path / path).fingerprint() == ""
 
@@ -401,6 +401,6 @@ def test_the_fingerprint_follows_names_sizes_and_times(image_folder: Path) -> No
 
 def test_a_path_that_is_not_there_is_unmet_and_has_no_fingerprint(tmp_path: Path) -> None:
     config = Folder(path=tmp_path / "gone")
-    assert "gone does not exist" in config.unmet()
+    assert "gone does not exist" in config.unsupported_reason()
     assert config.fingerprint() == ""
-    assert Folder(path=tmp_path).unmet() == ""
+    assert Folder(path=tmp_path).unsupported_reason() == ""

@@ -93,14 +93,17 @@ print([name for name in ("numpy", "torch", "PIL", "mlxtend", "sklearn") if name 
 
 def test_a_package_that_is_not_installed_is_named_with_what_to_install() -> None:
     absent = PackagedFile(package="hpml_no_such_package", name="images.csv.gz")
-    assert "pip install 'hpml-pipeline[data]'" in absent.unmet()
+    assert "pip install 'hpml-pipeline[data]'" in absent.unsupported_reason()
     assert absent.version() == ""
     with pytest.raises(StageFailed, match="not installed"):
         absent.read_table(columns=3)
 
 
 def test_a_package_that_no_longer_ships_the_file_is_named_with_its_version() -> None:
-    assert "does not ship data/gone.csv" in PackagedFile(package="mlxtend", name="data/gone.csv").unmet()
+    assert (
+        "does not ship data/gone.csv"
+        in PackagedFile(package="mlxtend", name="data/gone.csv").unsupported_reason()
+    )
 
 
 @pytest.mark.parametrize(
@@ -124,7 +127,7 @@ def test_a_damaged_packaged_file_is_refused(
     (package / "images.csv.gz").write_bytes(content)
     monkeypatch.syspath_prepend(tmp_path)
     file = PackagedFile(package="hpml_damaged", name="images.csv.gz")
-    assert file.unmet() == ""
+    assert file.unsupported_reason() == ""
     with pytest.raises(StageFailed, match=reason):
         file.read_table(columns=3)
 

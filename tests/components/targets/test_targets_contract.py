@@ -61,7 +61,7 @@ def test_a_gpu_that_is_not_there_is_not_asked_for(monkeypatch):
     monkeypatch.setattr("hpml.core.hardware.gpu_names", tuple)
     for name in ("eager", "onnx"):
         config = validate(AnyTarget, {"target": name, "device": "cuda"}, where="targets")
-        assert "no NVIDIA GPU" in config.unmet()
+        assert "no NVIDIA GPU" in config.unsupported_reason()
 
 
 def test_importing_the_targets_and_their_stage_does_not_import_a_library():

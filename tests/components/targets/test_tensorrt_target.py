@@ -29,8 +29,8 @@ ENGINE = EngineSpec(
 def test_without_a_gpu_it_says_so(monkeypatch):
     monkeypatch.setattr(hardware, "gpu_names", tuple)
     assert TensorRT().missing() == "this machine has no NVIDIA GPU"
-    assert TensorRT().unmet() == ""
-    assert "no NVIDIA GPU" in TensorRT(when_absent="refuse").unmet()
+    assert TensorRT().unsupported_reason() == ""
+    assert "no NVIDIA GPU" in TensorRT(when_absent="refuse").unsupported_reason()
 
 
 @pytest.mark.skipif(importlib.util.find_spec("tensorrt") is not None, reason="tensorrt is installed here")

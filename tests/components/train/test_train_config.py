@@ -62,8 +62,8 @@ def test_each_worker_of_this_machine_needs_a_gpu(
         monkeypatch.setenv("WORLD_SIZE", "8")
     for gpus in (workers_here - 1, workers_here):
         monkeypatch.setattr(hardware, "gpu_names", lambda gpus=gpus: ("GPU",) * gpus)
-        unmet = config.unmet()
-        assert (f"this machine has {gpus} GPU(s)" in unmet) == (gpus < workers_here)
+        unsupported_reason = config.unsupported_reason()
+        assert (f"this machine has {gpus} GPU(s)" in unsupported_reason) == (gpus < workers_here)
 
 
 def test_an_elastic_training_divides_its_batch_for_every_number_of_nodes() -> None:
@@ -86,15 +86,15 @@ NO_GPU = pytest.mark.skipif(bool(hardware.gpu_names()), reason="this machine has
     ],
 )
 def test_what_a_machine_without_a_gpu_cannot_do(given: dict[str, Any], told: str) -> None:
-    unmet = read(given).unmet()
-    assert told in unmet
-    assert bool(told) == bool(unmet)
+    unsupported_reason = read(given).unsupported_reason()
+    assert told in unsupported_reason
+    assert bool(told) == bool(unsupported_reason)
 
 
 @NO_GPU
 def test_bf16_is_met_only_where_the_cpu_has_it() -> None:
     has_it = {"avx512_bf16", "amx_bf16"} & set(hardware.cpu_flags())
-    assert bool(read({"precision": "bf16"}).unmet()) == (not has_it)
+    assert bool(read({"precision": "bf16"}).unsupported_reason()) == (not has_it)
 
 
 def test_the_config_imports_nothing_heavy() -> None:

@@ -79,7 +79,8 @@ def test_every_way_of_training_learns(
 
 
 @pytest.mark.skipif(
-    bool(TrainConfig(device="cpu", precision="bf16").unmet()), reason="this CPU would emulate bf16"
+    bool(TrainConfig(device="cpu", precision="bf16").unsupported_reason()),
+    reason="this CPU would emulate bf16",
 )
 def test_mixed_precision_learns(trainer: Callable[..., Trainer]) -> None:
     """On one thread: in bf16 several wait for each other by spinning, for minutes on a busy machine."""

@@ -22,7 +22,7 @@ from hpml.models.vit import vit
 from hpml.tasks.images import load_split, top1_accuracy
 from hpml.training import learner, loop
 from hpml.training.config import Augment, Hyperparameters
-from hpml.training.device import HANDED_OVER
+from hpml.training.device import CPU_FP32
 from hpml.training.distributed import Group
 from hpml.training.learner import Learner
 from hpml.training.loop import evaluate, fit
@@ -120,7 +120,7 @@ def test_an_average_forgets_as_fast_as_asked() -> None:
     learner = Learner(
         network,
         config,
-        HANDED_OVER,
+        CPU_FP32,
         Stopwatch(torch.device("cpu")),
         workers=1,
         teacher=None,
@@ -173,17 +173,17 @@ class CountingGroup(Group):
         CountingGroup.blocking += 1
         return list(values)
 
-    def begin_max(self, values: Sequence[float]) -> Callable[[], list[float]]:
+    def all_reduce_max_async(self, values: Sequence[float]) -> Callable[[], list[float]]:
         CountingGroup.asked += 1
         return lambda: list(values)
 
     def sum(self, values: Sequence[float]) -> list[float]:
         return [2 * value for value in values]
 
-    def share(self, tensors: Sequence[torch.Tensor]) -> None:
+    def broadcast(self, tensors: Sequence[torch.Tensor]) -> None:
         pass
 
-    def share_bytes(self, data: bytes | None) -> bytes | None:
+    def broadcast_bytes(self, data: bytes | None) -> bytes | None:
         return data
 
 

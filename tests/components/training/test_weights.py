@@ -64,7 +64,7 @@ def test_weights_in_s3(bucket: Bucket, small_model: Model, out: Output) -> None:
     bucket.put("weights/cnn.safetensors", content)
     given = f"{bucket.uri}/weights/cnn.safetensors"
     config = TrainConfig(model=CNN, weights=given, epochs=0)
-    assert config.unmet() == ""
+    assert config.unsupported_reason() == ""
     known = config.fingerprint()
     model = models.rebuild(small_model.spec)
     load_into(model, given, out)
@@ -153,8 +153,8 @@ def test_a_pickle_is_refused_before_anything_runs(
 ) -> None:
     file = out.path / "model.safetensors"
     torch.save({"w": _Executes()}, file, _use_new_zipfile_serialization=zipped)
-    unmet = TrainConfig(weights=file).unmet()
-    assert "is a pickle of torch" in unmet and "weights_only=True" in unmet
+    unsupported_reason = TrainConfig(weights=file).unsupported_reason()
+    assert "is a pickle of torch" in unsupported_reason and "weights_only=True" in unsupported_reason
     with pytest.raises(HpmlError, match="is a pickle of torch"):
         load_into(models.rebuild(small_model.spec), file, out)
     assert "executed" not in capsys.readouterr().out
@@ -196,5 +196,5 @@ def test_a_folder_a_pipe_and_nothing_are_not_files(tmp_path: Path) -> None:
         (Path("/dev/zero"), "is a device"),
     ):
         config = TrainConfig(weights=path)
-        assert f"{path} {said}" in config.unmet()
+        assert f"{path} {said}" in config.unsupported_reason()
         assert config.fingerprint() == ""
