@@ -1,4 +1,4 @@
-"""The import rules, read from the source: what may import what, and what the command may wake."""
+"""The import rules, read from the source: what may import what, and what the command may import."""
 
 from __future__ import annotations
 

@@ -3,7 +3,7 @@
 A path is used in place. For S3, credentials, endpoint and region are the environment's: AWS_ACCESS_KEY_ID,
 AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL, AWS_REGION. What may pass by itself (no connection, an answer of 5xx,
 "slow down") is waited for, see `hpml.io.patience`; wrong credentials, or a bucket that is not there, are
-told at once. Wakes boto3 only when something is remote.
+told at once. Imports boto3 only when something is remote.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Several processes that train one network: how they find each other, agree, and are started and ended.
 
-The only file of the stages that reads the environment: `torchrun` and the training operators of Kubernetes
-say there who a process is, and `run_workers` says the same to its workers. Wakes torch only when used.
+It reads the environment: `torchrun` and the training operators of Kubernetes say there who a process is, and
+`run_workers` says the same to its workers. Imports torch only when used.
 """
 
 from __future__ import annotations

@@ -231,13 +231,13 @@ class RuntimeEnvironment:
 
 
 def here() -> RuntimeEnvironment:
-    """The surroundings of a process of this machine."""
+    """The runtime environment of a process of this machine."""
     kernels = {name: os.environ[name] for name in _KERNEL_VARIABLES if name in os.environ}
     return RuntimeEnvironment(_minor(sys.version_info), hardware.identity(), _version_here, kernels=kernels)
 
 
 def of_image(name: str, about: Mapping[str, Any], digest: str) -> RuntimeEnvironment:
-    """The surroundings of a step in the image `name`, by what `python -m hpml.components --about` says there.
+    """That of a step in the image `name`, by what `python -m hpml.components --about` says there.
 
     Raises ConfigInvalid if the image holds other code than this installation.
     """

@@ -36,7 +36,7 @@ class Processes:
         self._oom_kills_before: dict[int, int] = {}
 
     def runtime_environment(self, stage: str) -> RuntimeEnvironment:
-        """Those of this process, as they were when the run began."""
+        """That of this process, as it was when the run began."""
         return self._runtime_environment
 
     def threads(self, stage: str) -> int:
