@@ -18,7 +18,8 @@ import pytest
 from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.folder import Artifact, open_artifact, read_manifest
 from hpml.artifacts.report import ReportSpec
-from hpml.components import STAGES, Job, about, arguments_of, main, parse, source_digest
+from hpml.components import STAGES
+from hpml.components.__main__ import Job, about, arguments_of, main, parse, source_digest
 from hpml.core import hardware
 from hpml.core.contract import Config, Output, Result, signature
 from hpml.core.errors import ConfigInvalid, GateFailed, StageFailed, Unavailable, UsageError

@@ -9,7 +9,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import yaml
@@ -18,7 +18,8 @@ from kfp import components as kfp_components
 from kfp.kubernetes import kubernetes_executor_config_pb2
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-from hpml.core.contract import Config
+from hpml.components.prepare.sources.base import Loaded, Source
+from hpml.core.contract import Output
 from hpml.core.errors import ConfigInvalid
 from hpml.measuring.goals import Goals
 from hpml.pipelines import graph, recipe
@@ -376,11 +377,15 @@ def test_other_code_is_another_cache_key(ir: Ir, monkeypatch: pytest.MonkeyPatch
     assert ir.flag("prepare", "--lineage") != other.flag("prepare", "--lineage")
 
 
-class Shelf(Config):
+class Shelf(Source):
     """Data at an address."""
 
+    source: Literal["shelf"] = "shelf"
     path: str = "s3://ours/images.npz"
     sha256: str | None = None
+
+    def load(self, out: Output) -> Loaded:
+        raise NotImplementedError
 
 
 @pytest.mark.parametrize(("sha256", "cached"), [("ab" * 32, True), (None, False)])

@@ -203,7 +203,9 @@ def _workers() -> list[int]:
     """The engine processes that this process started, in order."""
     children = Path(f"/proc/self/task/{os.getpid()}/children").read_text().split()
     return sorted(
-        int(pid) for pid in children if b"measuring.process.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
+        int(pid)
+        for pid in children
+        if b"measuring.process.worker" in Path(f"/proc/{pid}/cmdline").read_bytes()
     )
 
 
