@@ -26,7 +26,7 @@ import numpy as np
 
 from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact
-from hpml.measuring.machine.core_distance import CoreLatencyProbe
+from hpml.measuring.machine.core_latency_probe import CoreLatencyProbe
 from hpml.measuring.machine.run_queue import Waited
 from hpml.measuring.machine.state_clusters import States, find_states
 from hpml.measuring.machine.watch import waited_for_others_ns

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import itertools
 import re
 import subprocess
 import sys
@@ -139,6 +140,20 @@ def test_no_imports_in_a_circle(imports: dict[str, set[str]]) -> None:
 def test_no_folder_is_wide(modules: list[Module]) -> None:
     files = Counter(module.file.parent for module in modules if module.file.name != "__init__.py")
     assert not [str(folder) for folder, count in files.items() if count > 15]
+
+
+def test_no_two_names_differ_by_a_letter(modules: list[Module]) -> None:
+    def is_a_letter_more(longer: str, shorter: str) -> bool:
+        return any(longer[:at] + longer[at + 1 :] == shorter for at in range(len(longer)))
+
+    def differ_by_a_letter(one: str, other: str) -> bool:
+        if len(one) == len(other):
+            return sum(a != b for a, b in zip(one, other, strict=True)) == 1
+        return is_a_letter_more(*sorted((one, other), key=len, reverse=True))
+
+    names = {module.file.stem for module in modules} | {module.file.parent.name for module in modules}
+    found = {pair for pair in itertools.combinations(sorted(names), 2) if differ_by_a_letter(*pair)}
+    assert found <= {("model", "models")}  # the artifact, and the folder of architectures
 
 
 def test_no_module_is_imported_by_a_name_of_many(modules: list[Module]) -> None:

@@ -20,7 +20,7 @@ from hpml.artifacts.model_input import PictureSpec
 from hpml.artifacts.registration import RegistrationSpec
 from hpml.components.bundle import standalone, triton_repository
 from hpml.components.bundle.config import BundleConfig
-from hpml.components.bundle.contents import (
+from hpml.components.bundle.inventory import (
     GOLDEN,
     GOLDEN_PICTURES,
     OUTPUT,

@@ -6,7 +6,7 @@ import textwrap
 from pathlib import Path
 
 from hpml.artifacts.interval import Interval
-from hpml.components.bundle.contents import (
+from hpml.components.bundle.inventory import (
     GOLDEN,
     OUTPUT,
     PICTURES,

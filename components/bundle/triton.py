@@ -7,7 +7,7 @@ spinning of threads: https://github.com/triton-inference-server/onnxruntime_back
 
 from __future__ import annotations
 
-from hpml.components.bundle.contents import OUTPUT, TRITON_PLATFORMS, Contents
+from hpml.components.bundle.inventory import OUTPUT, TRITON_PLATFORMS, Contents
 
 _SERVED = {"all": "all { }", "latest": "latest { num_versions: 1 }"}
 

@@ -11,8 +11,8 @@ from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
 from hpml.core import hardware
 from hpml.core.contract import Config, canonical_json
-from hpml.measuring.core_states import latency_in, matched, same_mixture
 from hpml.measuring.goals import Goals, describe, is_better, objective_interval
+from hpml.measuring.state_mixture import latency_in, matched, same_mixture
 
 STANDING_TAG = "hpml.standing"
 

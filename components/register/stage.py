@@ -12,8 +12,8 @@ from hpml.components.register.config import RegisterConfig
 from hpml.components.register.references import FILE_TAG, MEASUREMENTS_TAG
 from hpml.core.contract import Output, Result, canonical_json
 from hpml.core.errors import ConfigInvalid, StageFailed
-from hpml.measuring.core_states import mixture
 from hpml.measuring.goals import COMPLETION, DECISION_FILE, DecisionRecord
+from hpml.measuring.state_mixture import mixture
 
 
 def run(

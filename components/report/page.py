@@ -33,7 +33,7 @@ from hpml.reporting.elements import (
 )
 from hpml.reporting.format import ABSENT, TIMES, bounds, duration, megabytes, percent, plain, sentence
 from hpml.reporting.markup import Child, node
-from hpml.reporting.measured import (
+from hpml.reporting.measurement_tables import (
     engine_cell,
     figure_cell,
     in_each_state,

@@ -9,7 +9,7 @@ from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
 from hpml.measuring.goals import COMPLETION
 from hpml.reporting.costs import undisturbed
 from hpml.reporting.format import ABSENT, TIMES, bounds, megabytes, percent, plain, sentence
-from hpml.reporting.measured import by_state, over_the_mixture, settings_of, why_absent
+from hpml.reporting.measurement_tables import by_state, over_the_mixture, settings_of, why_absent
 
 _COLUMNS = ("engine", "settings", "verdict", "top-1", "p50, ms", "p99, ms", "speed-up", "size")
 

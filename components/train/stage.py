@@ -19,7 +19,7 @@ def run(config: TrainConfig, *, data: Artifact[DatasetSpec], out: Output) -> Res
     from hpml.training.distributed import is_launched
 
     if config.workers > 1 and not is_launched():  # a launcher has said how many
-        from hpml.components.train.workers import train_in_workers
+        from hpml.components.train.multiprocess import train_in_workers
 
         return train_in_workers(config, data, out)
     from hpml.components.train.local import train

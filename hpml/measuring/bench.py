@@ -18,7 +18,7 @@ from hpml.core.contract import Output
 from hpml.core.errors import GateFailed
 from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.machine import gpu
-from hpml.measuring.machine.core_distance import CoreLatencyProbe
+from hpml.measuring.machine.core_latency_probe import CoreLatencyProbe
 from hpml.measuring.machine.run_queue import RunQueue, Waited
 from hpml.measuring.machine.watch import WAITED, Watch, undisturbed
 from hpml.measuring.process.engine_process import GRACE_S, EngineProcess

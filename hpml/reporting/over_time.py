@@ -11,7 +11,7 @@ from xml.etree.ElementTree import Element
 
 from hpml.artifacts.core_state import CoreState
 from hpml.artifacts.measurements import MeasurementsSpec
-from hpml.measuring.core_states import share
+from hpml.measuring.state_mixture import share
 from hpml.reporting.elements import NARROW_PX, drawing, legend
 from hpml.reporting.format import shorten
 from hpml.reporting.markup import node

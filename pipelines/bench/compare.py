@@ -14,16 +14,16 @@ from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
 from hpml.core.atomic_files import write_text_atomic
 from hpml.core.errors import GateFailed, UsageError
-from hpml.measuring.core_states import latency_in, matched, same_mixture, share
 from hpml.measuring.goals import COMPLETION
+from hpml.measuring.state_mixture import latency_in, matched, same_mixture, share
 from hpml.pipelines.bench.record import RECORD, read_record
 from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.run_record import FINISHED
 from hpml.pipelines.engine.store import Store
-from hpml.pipelines.pages.bench import Row, compare_page, ratio_in_words
+from hpml.pipelines.html.bench import Row, compare_page, ratio_in_words
 from hpml.pipelines.terminal import bench_tables
 from hpml.reporting.format import plain
-from hpml.reporting.measured import settings_of, why_absent
+from hpml.reporting.measurement_tables import settings_of, why_absent
 
 MARGIN = 0.02  # within it two figures are as good as equal: fresh processes of one engine differ by as much
 _HARDWARE = ("cpu", "cpu_flags", "cpus", "gpus", "cpu_governor", "memory_limit", "kernel", "python")

@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 
 from hpml.artifacts.core_state import CoreDistances, CoreState
 from hpml.artifacts.interval import Interval
-from hpml.measuring.machine.core_distance import CoreLatencyProbe
+from hpml.measuring.machine.core_latency_probe import CoreLatencyProbe
 
 MOST_CPUS = 16  # in the matrix, a line of which fits into 80 columns
 _PAUSE_S = 0.05  # between two probes, for whoever else is here

@@ -14,10 +14,10 @@ from hpml.components.diagnose.facts import why_not_measured
 from hpml.core.errors import ConfigInvalid
 from hpml.measuring.subjects import OnnxSubject
 from hpml.measuring.subjects.tensors import Signature, write_arrays
-from hpml.pipelines.bench import engines as bench
 from hpml.pipelines.bench import machine as bench_machine
-from hpml.pipelines.bench.engines import BenchOptions
+from hpml.pipelines.bench import session as bench
 from hpml.pipelines.bench.measurable import Hints, measurable
+from hpml.pipelines.bench.session import BenchOptions
 from hpml.pipelines.executors.base import Watcher
 
 _WORKER = "hpml.components.diagnose.onnx_file"

@@ -64,7 +64,7 @@ def submit(
 ) -> None:
     """Run a recipe on Kubeflow Pipelines; stdout gets the run's id, for hpml status and hpml logs."""
     from hpml.pipelines import recipe as recipes
-    from hpml.pipelines.kubeflow import runs as kubeflow_runs
+    from hpml.pipelines.kubeflow import remote_runs as kubeflow_runs
     from hpml.pipelines.preflight import applicability
     from hpml.pipelines.terminal import console
 
@@ -109,7 +109,7 @@ def schedule(
 ) -> None:
     """Have Kubeflow Pipelines run a recipe on a cron schedule; stdout gets the schedule's id."""
     from hpml.pipelines import recipe as recipes
-    from hpml.pipelines.kubeflow import runs as kubeflow_runs
+    from hpml.pipelines.kubeflow import remote_runs as kubeflow_runs
     from hpml.pipelines.terminal import console
 
     loaded = recipes.load(recipe, tuple(overrides or ()))

@@ -116,8 +116,8 @@ def engines(
     output: Format = "table",
 ) -> None:
     """Measure anything together: latency, throughput and ratios with their intervals."""
-    from hpml.pipelines.bench import engines as benches
     from hpml.pipelines.bench import measurable
+    from hpml.pipelines.bench import session as benches
     from hpml.pipelines.engine.store import Store
     from hpml.pipelines.terminal import bench_tables
 
@@ -176,7 +176,7 @@ def _complete(home: Path, record: RunRecord, options: list[str], *, strict: bool
     """Do what a run lacks: its recipe again, in which what is stored is not done twice."""
     from hpml.pipelines import graph, plan
     from hpml.pipelines import recipe as recipes
-    from hpml.pipelines.kubeflow import runs as kubeflow_runs
+    from hpml.pipelines.kubeflow import remote_runs as kubeflow_runs
 
     if options:
         raise UsageError(
@@ -287,9 +287,9 @@ def quantize(
     """Make an int8 model of an ONNX file: calibrated, judged against it, measured beside it."""
     from hpml.core.contract import validate
     from hpml.core.hardware import usable_cpus
-    from hpml.pipelines.bench import engines as benches
     from hpml.pipelines.bench import measurable
-    from hpml.pipelines.quantize import command as quantization
+    from hpml.pipelines.bench import session as benches
+    from hpml.pipelines.quantize import quantize_file as quantization
     from hpml.pipelines.quantize.job import QuantizeJob
 
     place = quantization.places(model, out, force=force)

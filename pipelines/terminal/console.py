@@ -21,7 +21,13 @@ from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
 from hpml.measuring.goals import Decision
 from hpml.pipelines.engine.run_record import StepRecord
 from hpml.reporting.costs import undisturbed
-from hpml.reporting.measured import NOT_MEASURED, by_state, over_the_mixture, settings_of, why_absent
+from hpml.reporting.measurement_tables import (
+    NOT_MEASURED,
+    by_state,
+    over_the_mixture,
+    settings_of,
+    why_absent,
+)
 
 out = Console(highlight=False, soft_wrap=False)
 err = Console(stderr=True, highlight=False)

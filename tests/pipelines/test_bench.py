@@ -23,8 +23,8 @@ from hpml.measuring.rounds import Rounds
 from hpml.measuring.samples import read_samples
 from hpml.measuring.subjects import BundleSubject, EngineSubject, OnnxSubject, ServerSubject, TorchSubject
 from hpml.pipelines.__main__ import main
-from hpml.pipelines.bench import engines as bench
 from hpml.pipelines.bench import measurable
+from hpml.pipelines.bench import session as bench
 from hpml.pipelines.bench.measurable import Hints
 from hpml.pipelines.bench.record import BenchRecord, analysed, figures_csv, read_again, read_record
 from hpml.pipelines.engine import run_record

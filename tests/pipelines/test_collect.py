@@ -12,8 +12,8 @@ from noop_stages import Number
 
 from hpml.core.errors import StageFailed, Unavailable
 from hpml.pipelines.__main__ import main
-from hpml.pipelines.bench import engines as bench
 from hpml.pipelines.bench import measurable
+from hpml.pipelines.bench import session as bench
 from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.store import Store
 from hpml.pipelines.workspace.gc import collect_workspace

@@ -19,8 +19,8 @@ from hpml.core.errors import StageFailed
 from hpml.measuring.subjects import OnnxSubject
 from hpml.pipelines.__main__ import main
 from hpml.pipelines.bench import diagnose_file, diagnosis
-from hpml.pipelines.bench.engines import BenchOptions
 from hpml.pipelines.bench.measurable import Hints, measurable
+from hpml.pipelines.bench.session import BenchOptions
 from hpml.pipelines.terminal.console import PlainWatcher
 from tests.small_subjects import write_endless, write_image_model, write_text_model
 

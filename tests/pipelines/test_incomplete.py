@@ -22,7 +22,7 @@ from hpml.pipelines.engine.execution import Execution, Settings, forecast
 from hpml.pipelines.engine.run_record import RunRecord
 from hpml.pipelines.engine.store import Store
 from hpml.pipelines.executors.process import Processes
-from hpml.pipelines.kubeflow.runs import RemoteRun
+from hpml.pipelines.kubeflow.remote_runs import RemoteRun
 from hpml.pipelines.plan import Plan, Step, trace
 from hpml.pipelines.terminal import results
 from hpml.pipelines.workspace.gc import collect_workspace

@@ -480,7 +480,7 @@ def test_without_kfp_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 
 
 def test_importing_the_module_does_not_import_kfp() -> None:
-    modules = "hpml.pipelines.kubeflow.compile, hpml.pipelines.kubeflow.runs"
+    modules = "hpml.pipelines.kubeflow.compile, hpml.pipelines.kubeflow.remote_runs"
     code = f"import sys, {modules}; print('kfp' in sys.modules)"
     answer = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT

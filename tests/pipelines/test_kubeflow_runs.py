@@ -21,8 +21,8 @@ from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.execution import first_failure
 from hpml.pipelines.engine.run_record import RunRecord
 from hpml.pipelines.kubeflow import compile as kubeflow
-from hpml.pipelines.kubeflow import runs as kubeflow_runs
-from hpml.pipelines.kubeflow.runs import find_target, log, refresh, remote_run, schedule, submit, wait
+from hpml.pipelines.kubeflow import remote_runs as kubeflow_runs
+from hpml.pipelines.kubeflow.remote_runs import find_target, log, refresh, remote_run, schedule, submit, wait
 from tests.compiling import compiled
 
 RECIPE = Path(__file__).parents[1] / "chain_recipe.yaml"

@@ -15,10 +15,10 @@ from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import Conditions, EngineFigures, EngineSettings, MeasurementsSpec
 from hpml.core.errors import UsageError
 from hpml.pipelines.__main__ import main
-from hpml.pipelines.quantize import command as quantization
-from hpml.pipelines.quantize.command import QuantizeRecord
+from hpml.pipelines.quantize import quantize_file as quantization
 from hpml.pipelines.quantize.job import Bounds, Quantized
 from hpml.pipelines.quantize.page import Pair, model_rows, quantize_page, verdict_in_words
+from hpml.pipelines.quantize.quantize_file import QuantizeRecord
 from tests.small_subjects import write_endless, write_image_model
 
 

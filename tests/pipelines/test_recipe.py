@@ -48,6 +48,19 @@ benchmark:
 """
 
 
+def test_sections_of_before_are_taken_by_the_names_of_now_and_said(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    before = "data: digits\nceilings: {rounds: 9}\ndeploy: {serve_versions: latest}"
+    found = recipe.load(write(tmp_path, before), ("ceilings.time_budget_s=3", "peaks.seed=4")).recipe
+    now = "data: digits\npeaks: {rounds: 9, time_budget_s: 3, seed: 4}\nbundle: {serve_versions: latest}"
+    said = capsys.readouterr().err.splitlines()
+    assert said == ["ceilings in a recipe is called peaks now", "deploy in a recipe is called bundle now"]
+    assert found == recipe.load(write(tmp_path, now)).recipe
+    both = "data: digits\nceilings: {rounds: 9}\npeaks: {seed: 1}"
+    assert "has both ceilings and peaks" in refusal(tmp_path, both)
+
+
 def test_retired_keys_do_nothing_and_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = ("benchmark.quiet.max_slowdown=0.1", "benchmark.quiet.enforce=true")
     found = recipe.load(write(tmp_path, RETIRED), overrides).recipe

@@ -7,7 +7,7 @@ import os
 import numpy as np
 import pytest
 
-from hpml.measuring.machine.core_distance import CoreLatencyProbe
+from hpml.measuring.machine.core_latency_probe import CoreLatencyProbe
 from hpml.measuring.machine.state_clusters import find_states
 
 RANDOM = np.random.default_rng(0)

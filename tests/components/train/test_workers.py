@@ -28,7 +28,7 @@ def workers(attempt: Attempt) -> list[int]:
     """The process ids of the workers, the first one first."""
     pid = attempt.process.pid
     children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
-    command = b"hpml.components.train.workers"
+    command = b"hpml.components.train.multiprocess"
     return [int(child) for child in children if command in Path(f"/proc/{child}/cmdline").read_bytes()]
 
 

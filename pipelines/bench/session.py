@@ -28,7 +28,7 @@ from hpml.pipelines.bench.record import BenchRecord
 from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.run_record import RunRecord, StepRecord
 from hpml.pipelines.engine.store import Store
-from hpml.pipelines.pages.bench import bench_page
+from hpml.pipelines.html.bench import bench_page
 from hpml.pipelines.terminal import console
 from hpml.reporting.over_time import LatencyOverTime, read_over_time
 

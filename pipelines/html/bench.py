@@ -22,7 +22,7 @@ from hpml.reporting.elements import (
 )
 from hpml.reporting.format import ABSENT, TIMES, bounds, percent, plain, shorten
 from hpml.reporting.markup import Child, node
-from hpml.reporting.measured import (
+from hpml.reporting.measurement_tables import (
     engine_cell,
     figure_cell,
     in_each_state,

@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element
 from hpml.artifacts.core_state import CoreState
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec, StateFigures
-from hpml.measuring.core_states import mixture, share
+from hpml.measuring.state_mixture import mixture, share
 from hpml.reporting.elements import breakable, nowrap, value_text
 from hpml.reporting.format import ABSENT, TIMES, bounds, plain, sentence
 from hpml.reporting.markup import Child, node

@@ -36,7 +36,7 @@ def status(
 ) -> None:
     """Show the steps of a run, or with --all the runs."""
     from hpml.pipelines.engine import run_record
-    from hpml.pipelines.kubeflow import runs as kubeflow_runs
+    from hpml.pipelines.kubeflow import remote_runs as kubeflow_runs
     from hpml.pipelines.terminal import console, status_tables
 
     if all_runs:
@@ -63,7 +63,7 @@ def logs(
     """Print the log of a step."""
     from hpml.io.relay import EventTail
     from hpml.pipelines.engine import run_record
-    from hpml.pipelines.kubeflow import runs as kubeflow_runs
+    from hpml.pipelines.kubeflow import remote_runs as kubeflow_runs
 
     record = run_record.load(home, run)
     known = _step(record, step)
@@ -112,7 +112,7 @@ def report(
 ) -> None:
     """Print the variants of a run, which was chosen and why, and where the report and the bundle are."""
     from hpml.pipelines.engine import run_record
-    from hpml.pipelines.kubeflow import runs as kubeflow_runs
+    from hpml.pipelines.kubeflow import remote_runs as kubeflow_runs
     from hpml.pipelines.terminal import console, results
 
     record = run_record.load(home, run)
@@ -152,7 +152,7 @@ def diagnose(
 ) -> None:
     """Say why the engines of a run, or an ONNX file, are not faster, and what to do about it."""
     from hpml.pipelines.bench import diagnose_file, diagnosis, measurable
-    from hpml.pipelines.bench import engines as benches
+    from hpml.pipelines.bench import session as benches
     from hpml.pipelines.engine import run_record
     from hpml.pipelines.terminal import console
 

@@ -5,7 +5,7 @@ do not. Whatever hands data from thread to thread has another speed then. Two pr
 take turns at changing one shared byte. In Python a turn costs some 100 ns of its own, which blurs nothing: a
 line from another complex takes several times as long. Each pair takes some 5 ms.
 
-python -m hpml.measuring.machine.core_distance DESCRIPTOR PARENT_PID is the second of the two processes.
+python -m hpml.measuring.machine.core_latency_probe DESCRIPTOR PARENT_PID is the second of the two processes.
 """
 
 from __future__ import annotations

@@ -17,10 +17,10 @@ from hpml.core.atomic_files import write_text_atomic
 from hpml.core.contract import Config
 from hpml.core.errors import GateFailed, HpmlError, Terminated, UsageError
 from hpml.measuring.subjects import OnnxSubject
-from hpml.pipelines.bench import engines as bench
-from hpml.pipelines.bench.engines import BenchOptions
+from hpml.pipelines.bench import session as bench
 from hpml.pipelines.bench.measurable import Hints, measurables
 from hpml.pipelines.bench.record import BenchRecord
+from hpml.pipelines.bench.session import BenchOptions
 from hpml.pipelines.quantize.job import Quantized, QuantizeJob
 from hpml.pipelines.quantize.page import (
     Pair,
