@@ -141,20 +141,14 @@ def spec_type(kind: str) -> type[Config]:
     Raises StageFailed if there is no such kind.
     """
     try:
-        if not kind.isidentifier():
-            raise ModuleNotFoundError
-        module = importlib.import_module(f"hpml.artifacts.{kind}")
+        found = vars(importlib.import_module(f"hpml.artifacts.{kind}")) if kind.isidentifier() else {}
     except ModuleNotFoundError:
-        raise StageFailed(f"there is no kind of artifact called {kind[:40]!r}") from None
-    [found] = (
-        value
-        for value in vars(module).values()
-        if isinstance(value, type)
-        and issubclass(value, Config)
-        and "kind" in value.model_fields
-        and value.model_fields["kind"].default == kind
-    )
-    return found
+        found = {}
+    for value in found.values():
+        if isinstance(value, type) and issubclass(value, Config) and "kind" in value.model_fields:
+            if value.model_fields["kind"].default == kind:
+                return value
+    raise StageFailed(f"there is no kind of artifact called {kind[:40]!r}")
 
 
 def read_manifest(path: Path, *, digest: str = "") -> Manifest:

@@ -17,10 +17,10 @@ from hpml.core.errors import GateFailed, UsageError
 from hpml.measuring.goals import COMPLETION
 from hpml.measuring.state_mixture import latency_in, matched, same_mixture, share
 from hpml.pipelines.bench.record import RECORD, read_record
+from hpml.pipelines.command_pages.bench import Row, compare_page, ratio_in_words
 from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.run_record import FINISHED
 from hpml.pipelines.engine.store import Store
-from hpml.pipelines.html.bench import Row, compare_page, ratio_in_words
 from hpml.pipelines.terminal import bench_tables
 from hpml.reporting.format import plain
 from hpml.reporting.measurement_tables import settings_of, why_absent

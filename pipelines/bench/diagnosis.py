@@ -60,7 +60,7 @@ def peaks_of(home: Path, record: RunRecord) -> PeaksSpec:
 
 def show_document(title: str, diagnosis: DiagnosisSpec, peaks: PeaksSpec, variant: str, output: str) -> None:
     """Print the diagnosis, or that of the engine `variant`, as "markdown" or "html"."""
-    from hpml.pipelines.html.diagnosis import diagnosis_page
+    from hpml.pipelines.command_pages.diagnosis import diagnosis_page
     from hpml.reporting.diagnosis import diagnosis_markdown
 
     if variant:

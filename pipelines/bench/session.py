@@ -25,10 +25,10 @@ from hpml.measuring.subjects import EngineSubject
 from hpml.pipelines.bench import record as records
 from hpml.pipelines.bench.measurable import Measurable, check_batches
 from hpml.pipelines.bench.record import BenchRecord
+from hpml.pipelines.command_pages.bench import bench_page
 from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.run_record import RunRecord, StepRecord
 from hpml.pipelines.engine.store import Store
-from hpml.pipelines.html.bench import bench_page
 from hpml.pipelines.terminal import console
 from hpml.reporting.over_time import LatencyOverTime, read_over_time
 

@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element
 
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
-from hpml.pipelines.html.bench import conditions_section, figures_sections
+from hpml.pipelines.command_pages.bench import conditions_section, figures_sections
 from hpml.pipelines.quantize.job import Bounds, Judgement, Quantized
 from hpml.reporting.colours import colour_classes
 from hpml.reporting.elements import breakable, definitions, document, keyed, nowrap, table

@@ -10,7 +10,7 @@ from rich.text import Text
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
 from hpml.pipelines.bench.record import PAGE, BenchRecord
-from hpml.pipelines.html.bench import metric_in_words, output_rows, outputs_in_words
+from hpml.pipelines.command_pages.bench import metric_in_words, output_rows, outputs_in_words
 from hpml.pipelines.terminal import console
 from hpml.reporting.costs import undisturbed
 from hpml.reporting.format import bounds, percent, plain

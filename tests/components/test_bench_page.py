@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from hpml.artifacts.measurements import MeasurementsSpec
-from hpml.pipelines.html.bench import bench_page
+from hpml.pipelines.command_pages.bench import bench_page
 from hpml.reporting.format import sentence
 from hpml.reporting.over_time import latency_over_time, over_time_picture, read_over_time
 from tests import measured_specs

@@ -11,7 +11,7 @@ import pytest
 from hpml.measuring import outputs
 from hpml.measuring.subjects import OnnxSubject, ServerSubject, TorchSubject
 from hpml.measuring.subjects.tensors import parse_input
-from hpml.pipelines.html.bench import output_rows, outputs_in_words
+from hpml.pipelines.command_pages.bench import output_rows, outputs_in_words
 from tests.small_subjects import MODEL_OF_THE_USER, inference_server, write_image_model, write_text_model
 
 

@@ -1,0 +1,37 @@
+"""A project whose own packages have the names of our folders: its modules are its own."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+HPML = Path(sys.executable).with_name("hpml")
+NET = """
+from torch import nn
+
+from {package}.parts import CHANNELS
+
+
+def net(in_channels, num_classes):
+    features = nn.Sequential(nn.Conv2d(in_channels, CHANNELS, 3, padding=1), nn.ReLU())
+    return nn.Sequential(features, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(16 * CHANNELS, num_classes))
+"""
+
+
+def test_components_pipelines_and_tasks_may_be_the_users_own(tmp_path: Path) -> None:
+    for package in ("components", "pipelines", "tasks"):
+        folder = tmp_path / package
+        folder.mkdir()
+        (folder / "__init__.py").write_text("")
+        (folder / "parts.py").write_text("CHANNELS = 4\n")
+        (folder / "nets.py").write_text(NET.format(package=package))
+    for package in ("components", "pipelines", "tasks"):
+        (tmp_path / "mine.yaml").write_text(
+            f"data: digits\ntrain: {{model: {{architecture: '{package}.nets:net'}}, epochs: 1}}\n"
+        )
+        command = [str(HPML), "run", "mine.yaml", "--only", "train", "-o", "json", "--no-tracking"]
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert json.loads(done.stdout)["steps"]["train"]["status"] == "done"
