@@ -16,7 +16,8 @@ from {package}.parts import CHANNELS
 
 def net(in_channels, num_classes):
     features = nn.Sequential(nn.Conv2d(in_channels, CHANNELS, 3, padding=1), nn.ReLU())
-    return nn.Sequential(features, nn.AdaptiveAvgPool2d(4), nn.Flatten(), nn.Linear(16 * CHANNELS, num_classes))
+    head = nn.Linear(16 * CHANNELS, num_classes)
+    return nn.Sequential(features, nn.AdaptiveAvgPool2d(4), nn.Flatten(), head)
 """
 
 

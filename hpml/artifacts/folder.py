@@ -144,10 +144,10 @@ def spec_type(kind: str) -> type[Config]:
         found = vars(importlib.import_module(f"hpml.artifacts.{kind}")) if kind.isidentifier() else {}
     except ModuleNotFoundError:
         found = {}
-    for value in found.values():
-        if isinstance(value, type) and issubclass(value, Config) and "kind" in value.model_fields:
-            if value.model_fields["kind"].default == kind:
-                return value
+    classes = (value for value in found.values() if isinstance(value, type) and issubclass(value, Config))
+    for spec in classes:
+        if "kind" in spec.model_fields and spec.model_fields["kind"].default == kind:
+            return spec
     raise StageFailed(f"there is no kind of artifact called {kind[:40]!r}")
 
 
