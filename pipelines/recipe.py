@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from pydantic import BaseModel, Field, StringConstraints
+from pydantic import BaseModel, Field, StringConstraints, field_validator
 
 from hpml.components.bundle.config import BundleConfig
 from hpml.components.compress import AnyMethod
@@ -54,6 +54,17 @@ class Recipe(Config):
     registry: RegisterConfig = RegisterConfig()
     bundle: BundleConfig = BundleConfig()
     cluster: ClusterConfig = ClusterConfig()
+
+    @field_validator("targets")
+    @classmethod
+    def _named_once(cls, targets: tuple[AnyTarget, ...]) -> tuple[AnyTarget, ...]:
+        labels = [target.label for target in targets]
+        twice = next((label for label in labels if labels.count(label) > 1), "")
+        if twice:
+            raise ValueError(
+                f"{twice} is there twice, and both would be called VARIANT/{twice}: take one out"
+            )
+        return targets
 
 
 @dataclass(frozen=True)

@@ -48,6 +48,11 @@ benchmark:
 """
 
 
+def test_a_target_is_named_once(tmp_path: Path) -> None:
+    told = refusal(tmp_path, "data: digits\ntargets: [onnx, {target: onnx, opset: 18}]")
+    assert "targets" in told and "onnx is there twice" in told
+
+
 def test_sections_of_before_are_taken_by_the_names_of_now_and_said(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
