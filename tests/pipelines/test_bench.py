@@ -309,9 +309,9 @@ def test_batches_that_are_none_are_refused(given: str) -> None:
 # --------------------------------------------------------------------------------------- the config of it
 
 
-def config(models: Path, hints: Hints, *names: str, **wishes: Any) -> Any:
+def config(models: Path, hints: Hints, *names: str, **options: Any) -> Any:
     found = measurable.measurables([str(models / name) for name in names], hints)
-    return bench._config(found, bench.BenchOptions(**wishes))
+    return bench._config(found, bench.BenchOptions(**options))
 
 
 def test_a_fixed_batch_limits_what_is_measured(
