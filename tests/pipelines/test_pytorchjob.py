@@ -243,7 +243,7 @@ def operator(cluster: FakeCluster) -> Operator:
 
 
 class Launched:
-    """A launcher's runtime_environment: what it said, and the events that it passed on."""
+    """What surrounds a launcher: what it said, and the events that it passed on."""
 
     def __init__(self, events: Path) -> None:
         self.said: list[str] = []
