@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import JsonValue
 
 from hpml.artifacts.bundle import BundleSpec
 from hpml.artifacts.engine import EngineSpec
@@ -27,7 +26,6 @@ from hpml.components.bundle.inventory import (
     PICTURES,
     REQUIREMENTS,
     SCRIPT,
-    TRITON_PLATFORMS,
     TRITON_SCRIPT,
     Contents,
 )
@@ -36,7 +34,6 @@ from hpml.components.bundle.triton import config_pbtxt
 from hpml.core.contract import Output, Result
 from hpml.core.errors import GateFailed, StageFailed
 from hpml.measuring.goals import DECISION_FILE, DecisionRecord
-from hpml.targets import TARGETS
 from hpml.targets.base import Session
 from hpml.tasks import pictures
 from hpml.tasks.images import to_x_nchw
@@ -73,7 +70,7 @@ def write_bundle(
     _write_json(out.path / "preprocessing.json", _preprocessing(contents))
     (out.path / "README.md").write_text(readme(contents))
     _write_json(out.path / "bundle.json", _bundle_json(contents, out.path))
-    if contents.is_standalone:
+    if contents.target.is_standalone:
         verified = _verify_alone(contents, out.path)
     else:
         verified = _verify_by_target(contents, session, out.path)
@@ -96,10 +93,10 @@ def _place_engine(contents: Contents, bundle: Path) -> None:
         (folder / name).unlink(missing_ok=True)
     for name in (GOLDEN["x"], GOLDEN["logits"]):
         (folder / name).rename(bundle / name)
-    if contents.target in TRITON_PLATFORMS:
+    if contents.target.triton_platform:
         (folder.parent / "config.pbtxt").write_text(config_pbtxt(contents))
         shutil.copyfile(triton_repository.__file__, bundle / TRITON_SCRIPT)
-    if contents.is_standalone:
+    if contents.target.is_standalone:
         shutil.copyfile(standalone.__file__, bundle / SCRIPT)
 
 
@@ -145,7 +142,7 @@ def _write_golden_pictures(contents: Contents, facts: PictureSpec, session: Sess
 def _requirements(contents: Contents) -> str:
     """What the bundle's scripts need, in the versions that it was made with."""
     lines = ["numpy>=2,<3"]
-    if contents.is_standalone:
+    if contents.target.is_standalone:
         package = "onnxruntime-gpu" if contents.runs_on_gpu else "onnxruntime"
         lines.append(f"{package}=={contents.spec.identity['runtime'].split()[-1]}")
     if contents.pictures:
@@ -187,7 +184,7 @@ def _bundle_json(contents: Contents, bundle: Path) -> dict[str, Any]:
         "model_version": contents.version.version,
         "engine_name": contents.decision.chosen,
         "engine_digest": contents.decision.engine_digest,
-        "engine": spec.model_dump(mode="json") | {"target": _without_paths(spec.target)},
+        "engine": spec.model_dump(mode="json") | {"target": contents.target_options},
         "file": contents.file,
         "providers": _providers(contents),
         "settings": contents.settings.model_dump(mode="json") if contents.settings else None,
@@ -201,18 +198,9 @@ def _bundle_json(contents: Contents, bundle: Path) -> dict[str, Any]:
     }
 
 
-def _without_paths(target: dict[str, JsonValue]) -> dict[str, JsonValue]:
-    """A target's options without the files it used while it built the engine."""
-    return {
-        name: value
-        for name, value in target.items()
-        if not (isinstance(value, str) and Path(value).is_absolute())
-    }
-
-
 def _providers(contents: Contents) -> list[Any]:
     """How ONNX Runtime has to run the engine; empty where another runtime does."""
-    if not contents.is_standalone:
+    if not contents.target.is_standalone:
         return []
     from hpml.targets.onnx_session import PROVIDERS
 
@@ -259,8 +247,9 @@ def _of_pictures(contents: Contents) -> tuple[str, ...]:
 
 def _open(contents: Contents, bundle: Path, threads: int) -> Session:
     """The engine in the bundle, by its target's own loader, on the hardware it is bound to."""
-    target = TARGETS[contents.target].model_validate(_without_paths(contents.spec.target))
-    return target.load(bundle / contents.engine_folder, contents.spec, threads=threads, spinning=False)
+    return contents.target.load(
+        bundle / contents.engine_folder, contents.spec, threads=threads, spinning=False
+    )
 
 
 def _verify_by_target(contents: Contents, session: Session, bundle: Path) -> tuple[str, ...]:

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
+
+from pydantic import JsonValue
 
 from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact
@@ -11,6 +14,7 @@ from hpml.artifacts.model_input import PictureSpec
 from hpml.artifacts.registration import RegistrationSpec
 from hpml.components.bundle.config import BundleConfig
 from hpml.measuring.goals import DecisionRecord
+from hpml.targets import TARGETS, Target
 
 SCRIPT = "bundle.py"
 GOLDEN = {"images": "golden_images_nhwc.npy", "x": "golden_x_nchw.npy", "logits": "golden_logits.npy"}
@@ -19,7 +23,6 @@ GOLDEN_PICTURES = {"folder": "golden_pictures", "logits": "golden_picture_logits
 TRITON_SCRIPT = "triton_repository.py"
 REQUIREMENTS = "requirements.txt"
 OUTPUT = "logits"
-TRITON_PLATFORMS = {"onnx": "onnxruntime_onnx", "tensorrt": "tensorrt_plan"}  # what Triton calls our targets
 
 
 @dataclass(frozen=True)
@@ -47,14 +50,23 @@ class Contents:
         return self.spec.input.pictures
 
     @property
-    def target(self) -> str:
-        """The name of the target that built the engine."""
-        return str(self.spec.target["target"])
+    def target_options(self) -> dict[str, JsonValue]:
+        """The target's options without the files it used while it built the engine."""
+        return {
+            name: value
+            for name, value in self.spec.target.items()
+            if not (isinstance(value, str) and Path(value).is_absolute())
+        }
+
+    @property
+    def target(self) -> Target:
+        """The target that built the engine."""
+        return TARGETS[str(self.spec.target["target"])].model_validate(self.target_options)
 
     @property
     def engine_folder(self) -> str:
         """Where the engine's files lie; for what Triton serves, a version in a model repository of its."""
-        if self.target in TRITON_PLATFORMS:
+        if self.target.triton_platform:
             return f"model_repository/{self.version.model_name}/{self.version.version}"
         return "engine"
 
@@ -67,8 +79,3 @@ class Contents:
     def runs_on_gpu(self) -> bool:
         """Whether the engine was built for a GPU."""
         return self.spec.identity.get("device", "cpu").startswith("cuda")
-
-    @property
-    def is_standalone(self) -> bool:
-        """Whether the bundle's own script can run the engine, with numpy and ONNX Runtime only."""
-        return self.target == "onnx"

@@ -12,7 +12,6 @@ from hpml.components.bundle.inventory import (
     PICTURES,
     REQUIREMENTS,
     SCRIPT,
-    TRITON_PLATFORMS,
     TRITON_SCRIPT,
     Contents,
 )
@@ -67,7 +66,7 @@ def _on_doubts(contents: Contents) -> list[str]:
     if not said:
         return []
     said += f" `{COMPLETION}`, RUN being the run that made this bundle, completes the measurement."
-    if decision.unverified and contents.target in TRITON_PLATFORMS:
+    if decision.unverified and contents.target.triton_platform:
         said += f" `{TRITON_SCRIPT}` refuses to place it until then, unless it is given `--unverified`."
     return [f"{textwrap.fill(said, 110)}\n"]
 
@@ -85,7 +84,7 @@ def _figure(interval: Interval | None, unit: str) -> str:
 
 
 def _self_check(contents: Contents) -> str:
-    if not contents.is_standalone:
+    if not contents.target.is_standalone:
         return ""
     return f"""
 On the machine that will serve it, check it first. `{REQUIREMENTS}` has what it needs: numpy and onnxruntime,
@@ -130,7 +129,7 @@ read.
 ## Pictures
 
 {textwrap.fill(told, 110)}
-{_pictures_alone() if contents.is_standalone else _pictures_elsewhere()}"""
+{_pictures_alone() if contents.target.is_standalone else _pictures_elsewhere()}"""
 
 
 def _pictures_alone() -> str:
@@ -153,7 +152,7 @@ images_nhwc = read(pathlib.Path("photo.jpg"), facts)[None]
 
 
 def _in_python(contents: Contents) -> str:
-    if contents.is_standalone:
+    if contents.target.is_standalone:
         return _in_python_alone(contents)
     threads = contents.settings.threads if contents.settings else 1
     return f"""\
@@ -226,7 +225,7 @@ def _reads(contents: Contents) -> str:
 
 
 def _on_a_server(contents: Contents) -> str:
-    if contents.target not in TRITON_PLATFORMS:
+    if not contents.target.triton_platform:
         return ""
     name, spec = contents.version.model_name, contents.spec
     gpus = " --gpus=all" if contents.runs_on_gpu else ""
@@ -250,7 +249,7 @@ replaced, and what does not fit is refused.
 {_which_versions(contents)}
 
 In KServe, copy `model_repository/` to storage that the cluster reads, and name that folder as `storageUri` of
-an InferenceService with `modelFormat: {{name: {contents.target}}}` and `runtime: kserve-tritonserver`.
+an InferenceService with `modelFormat: {{name: {contents.target.target}}}` and `runtime: kserve-tritonserver`.
 
 Either answers requests like this:
 
@@ -279,7 +278,7 @@ print([how["class_names"][row] for row in logits.argmax(axis=1)])
 def _threads_of_triton(contents: Contents) -> str:
     """What `config.pbtxt` says of threads, and what it cannot say."""
     settings = contents.settings
-    if contents.target != "onnx" or settings is None:
+    if settings is None:
         return ""
     told = f"`config.pbtxt` gives the engine the {str(settings).partition(',')[0]} that it was measured with."
     if settings.spinning is False:

@@ -7,7 +7,7 @@ spinning of threads: https://github.com/triton-inference-server/onnxruntime_back
 
 from __future__ import annotations
 
-from hpml.components.bundle.inventory import OUTPUT, TRITON_PLATFORMS, Contents
+from hpml.components.bundle.inventory import OUTPUT, Contents
 
 _SERVED = {"all": "all { }", "latest": "latest { num_versions: 1 }"}
 
@@ -20,7 +20,7 @@ def config_pbtxt(contents: Contents) -> str:
     dims = ", ".join(str(size) for size in spec.input.shape_chw)
     return f"""\
 name: "{contents.version.model_name}"
-platform: "{TRITON_PLATFORMS[contents.target]}"
+platform: "{contents.target.triton_platform}"
 default_model_filename: "{spec.file}"
 max_batch_size: {max_batch}
 input [
@@ -39,7 +39,7 @@ dynamic_batching {{ }}
 
 def _threads(contents: Contents) -> str:
     """As many as the engine was measured with; without it ONNX Runtime takes one a core."""
-    if contents.target != "onnx" or contents.settings is None:
+    if contents.settings is None:
         return ""
     threads = contents.settings.threads
     return f'parameters {{ key: "intra_op_thread_count" value: {{ string_value: "{threads}" }} }}\n'

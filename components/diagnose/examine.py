@@ -26,17 +26,12 @@ from hpml.core import hardware
 from hpml.core.contract import Output, Result, validate
 from hpml.core.errors import HpmlError, Terminated
 from hpml.targets import AnyTarget
-from hpml.targets.tensorrt import GRAPH
 from hpml.tasks.images import load_split, to_x_nchw
 
 if TYPE_CHECKING:
     from hpml.targets.tensorrt_engine import PlanSession
 
 _IMAGES = 32  # distinct test images that the requests cycle through
-_LAUNCHES_ONLY = (
-    "it runs on a GPU by ONNX Runtime, whose profiler sees there how long launching a node takes and not how "
-    "long it runs: the published packages are built without NVIDIA's CUPTI"
-)
 
 Engines = Mapping[str, Artifact[EngineSpec]]
 
@@ -101,16 +96,12 @@ def _why_not(name: str, engine: Artifact[EngineSpec], measured: MeasurementsSpec
         return f"not built: {spec.reason}"
     if figures is None or figures.latency_ms_p50 is None:
         return why_not_measured(figures, measured)
-    target = spec.target["target"]
-    if target == "tensorrt":
-        return "" if GRAPH in engine.manifest.files else f"it holds no {GRAPH}; export it again"
-    if target == "onnx" and _device(spec) == "cuda":
-        return _LAUNCHES_ONLY
-    if target not in ("eager", "onnx"):
-        return f"layers of {target} cannot be timed"
-    if _device(spec) != "cpu":
-        return f"it runs on {spec.identity['device']}, and layers of {target} are timed on the CPU only"
-    return ""
+    return _target(spec).unprofiled_reason(spec, engine.manifest.files)
+
+
+def _target(engine: EngineSpec) -> AnyTarget:
+    target: AnyTarget = validate(AnyTarget, engine.target, where="the target of the engine")
+    return target
 
 
 def threads_of(figures: EngineFigures, measured: MeasurementsSpec) -> int:
@@ -132,14 +123,15 @@ def _profiled(
     images_nhwc, _ = load_split(data, "test")
     rows = np.linspace(0, len(images_nhwc) - 1, min(_IMAGES, len(images_nhwc))).astype(int)
     x_nchw = to_x_nchw(images_nhwc[rows], engine.spec.input)
-    target: AnyTarget = validate(AnyTarget, engine.spec.target, where="the target of the engine")
+    target = _target(engine.spec)
     session = target.load(engine.path, engine.spec, threads=threads)  # refuses what this machine cannot run
-    if target.target == "eager":
+    if target.profiler == "torch":
         from hpml.components.diagnose import torch_profile
 
         return torch_profile.profile(session, x_nchw, threads=threads, config=config)
-    if target.target == "tensorrt":
+    if target.profiler == "tensorrt":
         from hpml.components.diagnose import tensorrt_profile
+        from hpml.targets.tensorrt import GRAPH
 
         return tensorrt_profile.profile(
             cast("PlanSession", session), engine.path / GRAPH, engine.spec.input, x_nchw, config=config

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, ClassVar, Literal, Protocol
 
 from pydantic import Field
 
@@ -21,7 +21,8 @@ if TYPE_CHECKING:
     import numpy as np
     from numpy.typing import NDArray
 
-Precision = Literal["fp32", "fp16", "int8"]
+Precision = Literal["fp32", "fp16", "bf16", "int8"]
+Profiler = Literal["torch", "onnxruntime", "tensorrt"]
 
 
 class Session(Protocol):
@@ -74,16 +75,31 @@ class Tolerance(Config):
 
 
 # Other kernels add the same fp32 products in another order: errors of 1e-5 on logits of 10. fp16 keeps 11
-# bits. A logit of an int8 engine may be off by a step of its scale, so what counts there is the class.
+# bits. A logit of an int8 engine may be off by a step of its scale, and bf16 keeps 8 bits, so what counts
+# there is the class.
 TOLERANCES: dict[Precision, Tolerance] = {
     "fp32": Tolerance(max_abs_error=1e-3, min_top1_agreement=0.999, max_accuracy_drop=0.001),
     "fp16": Tolerance(max_abs_error=0.25, min_top1_agreement=0.99, max_accuracy_drop=0.005),
+    "bf16": Tolerance(min_top1_agreement=0.99, max_accuracy_drop=0.005),
     "int8": Tolerance(min_top1_agreement=0.97, max_accuracy_drop=0.02),
 }
 
 
 class Target(Config, ABC):
-    """Base of the targets. A subclass adds `target: Literal["its-name"]`, its options, and these methods."""
+    """Base of the targets. A subclass adds `target: Literal["its-name"]`, its options, and these methods.
+
+    libraries: what runs its engines, by the names on PyPI: their versions stand beside every figure.
+    extra: the extra of hpml-pipeline that installs them; empty where the stages need them anyway.
+    profiler: which of the diagnosis's profilers times its layers; None if none does.
+    triton_platform: what NVIDIA Triton calls such an engine; empty: a bundle of it has no model repository.
+    is_standalone: whether a bundle's own script runs it, with numpy and ONNX Runtime alone.
+    """
+
+    libraries: ClassVar[tuple[str, ...]]
+    extra: ClassVar[str] = ""
+    profiler: ClassVar[Profiler | None] = None
+    triton_platform: ClassVar[str] = ""
+    is_standalone: ClassVar[bool] = False
 
     target: str
     tolerance: Tolerance = Tolerance()  # beyond it an engine is rejected
@@ -114,3 +130,7 @@ class Target(Config, ABC):
     def candidates(self, engine: EngineSpec, threads: int) -> tuple[EngineSettings, ...]:
         """The settings worth trying with at most `threads` threads, those of its runtime's default first."""
         return (EngineSettings(threads=threads),)
+
+    def unprofiled_reason(self, engine: EngineSpec, files: Collection[str]) -> str:
+        """Why the layers of `engine`, an artifact of these files, cannot be timed; empty if they can."""
+        return "" if self.profiler else f"layers of {self.target} cannot be timed"

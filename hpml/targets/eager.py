@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.engine import EngineSpec
@@ -14,7 +15,7 @@ from hpml.core import hardware
 from hpml.core.atomic_files import write_text_atomic
 from hpml.core.contract import Output
 from hpml.core.errors import StageFailed
-from hpml.targets.base import Built, NotBuilt, Session, Target
+from hpml.targets.base import Built, NotBuilt, Profiler, Session, Target
 
 if TYPE_CHECKING:
     import numpy as np
@@ -26,6 +27,9 @@ DESCRIPTION = "model.json"
 
 class Eager(Target):
     """The network run by torch itself, in full fp32."""
+
+    libraries: ClassVar[tuple[str, ...]] = ("torch",)
+    profiler: ClassVar[Profiler | None] = "torch"
 
     target: Literal["eager"] = "eager"
     device: Literal["auto", "cpu", "cuda"] = "auto"  # auto: the GPU where torch has one
@@ -75,6 +79,12 @@ class Eager(Target):
     def candidates(self, engine: EngineSpec, threads: int) -> tuple[EngineSettings, ...]:
         """As users run it: torch has a thread for each physical core unless it is told otherwise."""
         return (EngineSettings(threads=min(threads, hardware.usable_cores())),)
+
+    def unprofiled_reason(self, engine: EngineSpec, files: Collection[str]) -> str:
+        """Its layers are timed on the CPU."""
+        device = engine.identity["device"]
+        on_cpu = device.startswith("cpu")
+        return "" if on_cpu else f"it runs on {device}, and layers of eager are timed on the CPU only"
 
 
 class EagerSession:

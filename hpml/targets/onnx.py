@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import tempfile
+from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from pydantic import Field
 
@@ -17,7 +18,7 @@ from hpml.artifacts.model import ModelSpec, QuantizationSpec
 from hpml.core import hardware
 from hpml.core.contract import Output
 from hpml.core.errors import StageFailed
-from hpml.targets.base import Built, NotBuilt, Session, Target
+from hpml.targets.base import Built, NotBuilt, Profiler, Session, Target
 
 if TYPE_CHECKING:
     import numpy as np
@@ -27,6 +28,10 @@ if TYPE_CHECKING:
 
 FILE = "model.onnx"
 _FEW_THREADS = 4
+_LAUNCHES_ONLY = (
+    "it runs on a GPU by ONNX Runtime, whose profiler sees there how long launching a node takes and not how "
+    "long it runs: the published packages are built without NVIDIA's CUPTI"
+)
 
 
 class Onnx(Target):
@@ -35,6 +40,11 @@ class Onnx(Target):
     Whether signed or unsigned activations are faster depends on the machine and is for the benchmark to say:
     unless the spec says which, the engine comes with both.
     """
+
+    libraries: ClassVar[tuple[str, ...]] = ("onnxruntime", "onnxruntime-gpu")
+    profiler: ClassVar[Profiler | None] = "onnxruntime"
+    triton_platform: ClassVar[str] = "onnxruntime_onnx"
+    is_standalone: ClassVar[bool] = True
 
     target: Literal["onnx"] = "onnx"
     opset: int = Field(default=20, ge=18, le=23)
@@ -130,6 +140,10 @@ class Onnx(Target):
         if engine.identity["device"] == "cuda":
             return super().candidates(engine, threads)
         return cpu_candidates(threads)
+
+    def unprofiled_reason(self, engine: EngineSpec, files: Collection[str]) -> str:
+        """Its layers are timed on the CPU."""
+        return _LAUNCHES_ONLY if engine.identity["device"] == "cuda" else ""
 
 
 def cpu_candidates(threads: int) -> tuple[EngineSettings, ...]:

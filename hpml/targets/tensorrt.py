@@ -5,8 +5,9 @@ from __future__ import annotations
 import importlib.util
 import math
 import tempfile
+from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Self
+from typing import TYPE_CHECKING, ClassVar, Literal, Self
 
 from pydantic import Field, model_validator
 
@@ -17,7 +18,7 @@ from hpml.artifacts.model import ModelSpec
 from hpml.core import hardware, regular_files
 from hpml.core.contract import Output
 from hpml.core.errors import StageFailed
-from hpml.targets.base import Built, NotBuilt, Precision, Session, Target
+from hpml.targets.base import Built, NotBuilt, Precision, Profiler, Session, Target
 from hpml.targets.onnx import calibration
 
 if TYPE_CHECKING:
@@ -30,6 +31,11 @@ _LARGEST_KEPT = 64  # elements of a constant: shapes, axes and scales stay
 
 class TensorRT(Target):
     """A plan with a batch of 1 to `max_batch`; int8 where the model carries a quantization spec."""
+
+    libraries: ClassVar[tuple[str, ...]] = ("tensorrt",)
+    extra: ClassVar[str] = "tensorrt"
+    profiler: ClassVar[Profiler | None] = "tensorrt"
+    triton_platform: ClassVar[str] = "tensorrt_plan"
 
     target: Literal["tensorrt"] = "tensorrt"
     float_precision: Literal["fp16", "fp32"] = "fp16"  # of a model without a quantization spec
@@ -134,6 +140,10 @@ class TensorRT(Target):
                 fix="export it again on this machine",
             )
         return tensorrt_engine.PlanSession(folder / engine.file, max_batch=self.max_batch)
+
+    def unprofiled_reason(self, engine: EngineSpec, files: Collection[str]) -> str:
+        """What its layers compute is read from the graph beside it."""
+        return "" if GRAPH in files else f"it holds no {GRAPH}; export it again"
 
 
 def without_weights(graph: onnx.ModelProto) -> onnx.ModelProto:

@@ -21,6 +21,7 @@ from hpml.core.contract import Events, Output, validate
 from hpml.core.errors import ConfigInvalid, GateFailed, Unavailable, UsageError, disk_full_explained
 from hpml.core.hardware import usable_cpus
 from hpml.measuring.config import BenchmarkConfig, Quiet
+from hpml.measuring.machine.environment import LIBRARIES
 from hpml.measuring.subjects import EngineSubject
 from hpml.pipelines.bench import record as records
 from hpml.pipelines.bench.measurable import Measurable, check_batches
@@ -38,7 +39,7 @@ _POOL_BYTES = 256 * 1024**2  # of all of them together, at most
 _SHARE_OF_MEMORY = 0.5
 _MULTI_STREAM = 8  # samples of a query of MultiStream
 _IMPORT_PATHS = "HPML_IMPORT_PATHS"
-_LIBRARIES = ("hpml-pipeline", "numpy", "onnx", "onnxruntime", "onnxruntime-gpu", "torch", "tensorrt")
+_LIBRARIES = ("hpml-pipeline", "onnx", *LIBRARIES)
 
 _NOTE_SERVER = (
     "The latency of {names} includes the network and the server's own reading and writing of requests; the "

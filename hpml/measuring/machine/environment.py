@@ -11,9 +11,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from hpml.core import cgroup, hardware
+from hpml.targets import TARGETS
 
 _PRESSURE = "/proc/pressure/cpu"  # absent from kernels without pressure stall information
-_LIBRARIES = ("numpy", "torch", "onnxruntime", "onnxruntime-gpu", "tensorrt")
+LIBRARIES = ("numpy", *(library for target in TARGETS.values() for library in target.libraries))
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def describe() -> dict[str, str]:
 
 def _versions() -> dict[str, str]:
     versions = {}
-    for library in _LIBRARIES:
+    for library in LIBRARIES:
         with suppress(importlib.metadata.PackageNotFoundError):
             versions[library] = importlib.metadata.version(library)
     return versions

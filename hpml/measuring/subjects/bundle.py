@@ -12,11 +12,11 @@ from pydantic import ConfigDict, ValidationError
 
 from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.measurements import EngineSettings
-from hpml.core.contract import Config
+from hpml.core.contract import Config, validate
 from hpml.core.errors import StageFailed
 from hpml.measuring.subjects.base import Opened
 from hpml.measuring.subjects.tensors import FromOutside, Signature, Tensor, known_of_engine
-from hpml.targets.onnx import Onnx
+from hpml.targets import AnyTarget
 
 if TYPE_CHECKING:
     from hpml.measuring.subjects.base import Arrays
@@ -67,19 +67,19 @@ class BundleSubject(FromOutside):
         """
         bundle = self._bundle()
         _check_files(self.folder, bundle.files)
-        target = bundle.engine.target.get("target")
+        target: AnyTarget = validate(AnyTarget, bundle.engine.target, where="the target of the engine")
         unlisted = {bundle.file, bundle.golden.x, bundle.golden.logits} - bundle.files.keys()
         if unlisted:
             raise StageFailed(f"the bundle {self.folder} was changed", why=f"{min(unlisted)} has no digest")
-        if target != "onnx":
+        if not target.is_standalone:
             raise StageFailed(
                 f"the bundle {self.folder} has no engine of ONNX Runtime's",
-                why=f"its engine is {bundle.file} of target {target}",
+                why=f"its engine is {bundle.file} of target {target.target}",
                 fix="measure the engine of the run itself: RUN:VARIANT",
             )
         file = self.folder / bundle.file
         engine = bundle.engine.model_copy(update={"file": file.name})
-        session = Onnx().load(file.parent, engine, threads=threads, spinning=spinning)
+        session = target.load(file.parent, engine, threads=threads, spinning=spinning)
         return Opened(
             session.predict,
             self._x_nchw,
