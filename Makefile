@@ -113,7 +113,8 @@ measure-bursts: setup ## what bursts of other processes leave behind in the requ
 lock: setup ## resolve the dependencies anew (torch is chosen per machine, so it is not in the lock)
 	$(UV) pip compile pyproject.toml --extra stages --extra data --extra dev --universal --upgrade \
 	  --python-version 3.11 $(if $(WHEELS),$(TORCH_FROM),--torch-backend=cpu) --no-emit-index-url --no-emit-find-links \
-	  --no-emit-package torch --generate-hashes --no-annotate --no-header --quiet -o requirements.lock
+	  --no-emit-package torch --no-emit-package openvino-telemetry --generate-hashes --no-annotate --no-header --quiet \
+	  -o requirements.lock
 	UV=$(UV) docker/lock $(if $(WHEELS),$(TORCH_FROM),--torch-backend=cpu)
 
 clean: ## remove the environment, keep the runs

@@ -15,12 +15,14 @@ from hpml.core.contract import BareName
 from hpml.targets.base import TOLERANCES, Built, NotBuilt, Session, Target, Tolerance
 from hpml.targets.eager import Eager
 from hpml.targets.onnx import Onnx
+from hpml.targets.openvino import OpenVino
 from hpml.targets.tensorrt import TensorRT
 
 TARGETS: dict[str, type[Target]] = {
     "eager": Eager,  # torch as it is: the reference of every speed-up
     "onnx": Onnx,
     "tensorrt": TensorRT,
+    "openvino": OpenVino,
 }
 
 if TYPE_CHECKING:

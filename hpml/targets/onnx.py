@@ -126,13 +126,7 @@ class Onnx(Target):
                 why="this ONNX Runtime runs on CPUs only",
                 fix="install onnxruntime-gpu, or export it again with device: cpu",
             )
-        u8s8 = engine.identity.get("activations") == "uint8" and engine.identity.get("weight_bits") == "8"
-        if u8s8 and hardware.products_saturate():
-            raise StageFailed(
-                f"the int8 engine in {folder} was built for CPUs with VNNI",
-                why="on this one its products would saturate and its answers change",
-                fix="export it again on this machine",
-            )
+        refuse_saturating(folder, engine)
         return OnnxSession(folder / engine.file, device=device, threads=threads, spinning=spinning)
 
     def candidates(self, engine: EngineSpec, threads: int) -> tuple[EngineSettings, ...]:
@@ -144,6 +138,17 @@ class Onnx(Target):
     def unprofiled_reason(self, engine: EngineSpec, files: Collection[str]) -> str:
         """Its layers are timed on the CPU."""
         return _LAUNCHES_ONLY if engine.identity["device"] == "cuda" else ""
+
+
+def refuse_saturating(folder: Path, engine: EngineSpec) -> None:
+    """Raise StageFailed if this CPU would compute other products than the one that `engine` was built on."""
+    u8s8 = engine.identity.get("activations") == "uint8" and engine.identity.get("weight_bits") == "8"
+    if u8s8 and hardware.products_saturate():
+        raise StageFailed(
+            f"the int8 engine in {folder} was built for CPUs with VNNI",
+            why="on this one its products would saturate and its answers change",
+            fix="export it again on this machine",
+        )
 
 
 def cpu_candidates(threads: int) -> tuple[EngineSettings, ...]:

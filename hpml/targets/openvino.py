@@ -1,0 +1,123 @@
+"""ONNX, run by Intel's OpenVINO on the CPU: fp32, bf16, or the int8 graph that `onnx` builds."""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, ClassVar, Literal
+
+from pydantic import Field
+
+from hpml.artifacts.dataset import DatasetSpec
+from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.folder import Artifact
+from hpml.artifacts.measurements import EngineSettings
+from hpml.artifacts.model import ModelSpec
+from hpml.core import hardware
+from hpml.core.contract import Output
+from hpml.core.errors import HpmlError, StageFailed
+from hpml.targets.base import Built, NotBuilt, Session, Target
+from hpml.targets.onnx import Onnx, refuse_saturating
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+# What is not int8 is computed in this; left alone, OpenVINO takes bf16 wherever the CPU has it.
+_INFERENCE_PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
+
+
+class OpenVino(Target):
+    """The `model.onnx` of the target `onnx` in OpenVINO; int8 where the model carries a quantization spec."""
+
+    libraries: ClassVar[tuple[str, ...]] = ("openvino",)
+    extra: ClassVar[str] = "openvino"
+
+    target: Literal["openvino"] = "openvino"
+    float_precision: Literal["fp32", "bf16"] = "fp32"  # of what is not int8
+    opset: int = Field(default=20, ge=18, le=23)
+
+    @property
+    def label(self) -> str:
+        """The target's name, and bf16 where that is asked for: a recipe may have both."""
+        return self.target if self.float_precision == "fp32" else f"{self.target}-{self.float_precision}"
+
+    def missing(self) -> str:
+        """What this machine lacks; empty if nothing."""
+        if importlib.util.find_spec("openvino") is None:
+            return "the Python package openvino is not installed (pip install 'hpml-pipeline[openvino]')"
+        if self.float_precision == "bf16" and not {"avx512_bf16", "amx_bf16"} & set(hardware.cpu_flags()):
+            return "this CPU has no bf16 instructions (avx512_bf16 or amx_bf16)"
+        return ""
+
+    def build(self, model: Artifact[ModelSpec], data: Artifact[DatasetSpec], out: Output) -> Built | NotBuilt:
+        """Export, and quantize, as the target `onnx` does."""
+        built = Onnx(opset=self.opset, device="cpu").build(model, data, out)
+        return built if isinstance(built, NotBuilt) else self._as_run_here(built)
+
+    def _as_run_here(self, built: Built) -> Built:
+        """`built` and its variants as OpenVINO runs them."""
+        return replace(
+            built,
+            precision=self.float_precision if built.precision == "fp32" else built.precision,
+            identity=built.identity
+            | {"runtime": f"openvino {_openvino().__version__}", "float_precision": self.float_precision},
+            variants={name: self._as_run_here(variant) for name, variant in built.variants.items()},
+        )
+
+    def load(
+        self, folder: Path, engine: EngineSpec, *, threads: int, spinning: bool | None = None
+    ) -> Session:
+        """The graph compiled for this CPU; OpenVINO has no switch for spinning."""
+        if missing := self.missing():
+            raise StageFailed(f"the OpenVINO engine in {folder} cannot run here", why=missing)
+        refuse_saturating(folder, engine)
+        return OpenVinoSession(folder / engine.file, threads=threads, float_precision=self.float_precision)
+
+    def candidates(self, engine: EngineSpec, threads: int) -> tuple[EngineSettings, ...]:
+        """All threads, and one: few small layers gain by a second."""
+        return tuple(EngineSettings(threads=count) for count in dict.fromkeys((threads, 1)))
+
+
+class OpenVinoSession:
+    """An ONNX file compiled by OpenVINO for requests, one at a time."""
+
+    thread_safe = False
+
+    def __init__(self, file: Path, *, threads: int, float_precision: Literal["fp32", "bf16"]) -> None:
+        """Compile `file` for so many threads.
+
+        Raises StageFailed if OpenVINO cannot.
+        """
+        openvino = _openvino()
+        try:
+            compiled = openvino.Core().compile_model(
+                file,
+                "CPU",
+                {
+                    "PERFORMANCE_HINT": "LATENCY",
+                    "INFERENCE_NUM_THREADS": threads,
+                    "INFERENCE_PRECISION_HINT": _INFERENCE_PRECISIONS[float_precision],
+                },
+            )
+        except HpmlError:  # a signal's
+            raise
+        except Exception as error:  # OpenVINO's derive from nothing narrower
+            reason = " ".join(str(error).split())[:300]
+            raise StageFailed(f"OpenVINO cannot load {file}", why=reason) from None
+        self._request = compiled.create_infer_request()
+
+    def predict(self, x_nchw: NDArray[np.float32]) -> NDArray[np.float32]:
+        """Logits, float32 (batch, classes), of float32 images (batch, channels, height, width)."""
+        logits: NDArray[np.float32] = self._request.infer([x_nchw], share_inputs=True)[0]
+        return logits
+
+
+def _openvino() -> ModuleType:
+    """The library, without the package by which its model converter reports to its makers."""
+    sys.modules.setdefault("openvino_telemetry", None)  # type: ignore[arg-type]
+    return importlib.import_module("openvino")
