@@ -101,7 +101,7 @@ class Facts:
     @property
     def weighted(self) -> tuple[LayerRoofline, ...]:
         """Convolutions and products with weights."""
-        return tuple(judged for judged in self.layers if judged.layer.out_channels)
+        return tuple(judged for judged in self.layers if judged.layer.channels.outputs)
 
     @property
     def is_compute_dominated(self) -> bool:

@@ -245,13 +245,14 @@ def _fp32_in_int8(facts: Facts) -> Evidence | None:
 @_rule("give the stem fewer output channels or a larger stride; it cannot fill a vector with its inputs")
 def _stem(facts: Facts) -> Evidence | None:
     """The first convolution sees an image: too few channels to fill a vector."""
-    first = next((judged for judged in facts.weighted if judged.layer.groups == 1), None)
-    if first is None or first.layer.in_channels > _FEW_CHANNELS or "conv" not in first.layer.op.lower():
+    first = next((judged for judged in facts.weighted if judged.layer.channels.groups == 1), None)
+    inputs = first.layer.channels.inputs if first else 0
+    if first is None or inputs > _FEW_CHANNELS or "conv" not in first.layer.op.lower():
         return None
     if facts.share([first]) < WORTH_IT or first.share_of_roof is None or first.share_of_roof > 0.5:
         return None
     return Evidence(
-        f"the stem {first.layer.name} has {_plural(first.layer.in_channels, 'input channel')}: it reaches "
+        f"the stem {first.layer.name} has {_plural(inputs, 'input channel')}: it reaches "
         f"{percent(first.share_of_roof)} of its peak and takes {percent(facts.share([first]))} of the "
         "time",
         first.excess_us,
@@ -267,14 +268,16 @@ def _lanes(facts: Facts) -> Evidence | None:
     layers = [
         judged
         for judged in inner
-        if judged.layer.out_channels % facts.lanes and not is_tiny(judged) and judged.layer.groups == 1
+        if judged.layer.channels.outputs % facts.lanes
+        and not is_tiny(judged)
+        and judged.layer.channels.groups == 1
     ]
     explains_us = sum(
-        judged.layer.time_us * _empty(judged.layer.out_channels, facts.lanes) for judged in layers
+        judged.layer.time_us * _empty(judged.layer.channels.outputs, facts.lanes) for judged in layers
     )
     if explains_us < WORTH_IT * facts.whole_us:
         return None
-    counts = sorted({judged.layer.out_channels for judged in layers})
+    counts = sorted({judged.layer.channels.outputs for judged in layers})
     shown = ", ".join(map(str, counts[:_NAMED])) + (", ..." if len(counts) > _NAMED else "")
     return Evidence(
         f"{_verb(len(counts), 'channel counts', 'channel count')} {shown} "
