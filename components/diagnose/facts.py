@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from hpml.artifacts.core_state import CoreState
 from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
-from hpml.components.diagnose.layers import Profile
+from hpml.components.diagnose.layers import Profile, Role
 from hpml.components.diagnose.roofs import Bound, Device, LayerRoofline
 
 # Work that the peaks allow to be done in less: starting a kernel and waking its threads takes as long.
@@ -85,15 +85,9 @@ class Facts:
         """The share of the time that `layers` take."""
         return time_of(layers) / self.whole_us
 
-    @property
-    def conversions(self) -> tuple[LayerRoofline, ...]:
-        """Layers that quantize or dequantize."""
-        return tuple(judged for judged in self.layers if judged.layer.role == "conversion")
-
-    @property
-    def reorders(self) -> tuple[LayerRoofline, ...]:
-        """Layers that only lay out their input anew."""
-        return tuple(judged for judged in self.layers if judged.layer.role == "layout")
+    def of_role(self, role: Role) -> tuple[LayerRoofline, ...]:
+        """Layers that are there for this."""
+        return tuple(judged for judged in self.layers if judged.layer.role == role)
 
     @property
     def in_fp32(self) -> tuple[LayerRoofline, ...]:
@@ -107,7 +101,7 @@ class Facts:
     @property
     def weighted(self) -> tuple[LayerRoofline, ...]:
         """Convolutions and products with weights."""
-        return tuple(judged for judged in self.layers if judged.layer.out_channels)
+        return tuple(judged for judged in self.layers if judged.layer.channels.outputs)
 
     @property
     def is_compute_dominated(self) -> bool:

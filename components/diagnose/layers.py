@@ -3,12 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field
+from typing import Literal, NamedTuple
 
 Precision = Literal["fp32", "fp16", "bf16", "int8"]
 # What a layer without arithmetic is there for: to quantize or dequantize, or to lay its input out anew.
 Role = Literal["", "conversion", "layout"]
+
+
+class Channels(NamedTuple):
+    """Of a convolution or a product with a weight matrix; zeros of all else."""
+
+    inputs: int = 0
+    outputs: int = 0
+    groups: int = 1
 
 
 @dataclass(frozen=True)
@@ -16,8 +24,7 @@ class Layer:
     """What one node of the graph that really runs computes and moves, and how long it takes.
 
     flops: 2 per multiply-accumulate, of the channels that the network has; a kernel may compute more to fill
-    its vectors. time_us: a request's, see `typical_us`. in_channels, out_channels: of a convolution or a
-    product with a weight matrix, 0 of all else. nodes, formats, kernel: see `LayerFigures`.
+    its vectors. time_us: a request's, see `typical_us`. nodes, formats, kernel: see `LayerFigures`.
     """
 
     name: str
@@ -27,9 +34,7 @@ class Layer:
     weight_bytes: int
     activation_bytes: int  # inputs that are not weights, and outputs, each once
     time_us: float
-    in_channels: int = 0
-    out_channels: int = 0
-    groups: int = 1
+    channels: Channels = field(default_factory=Channels)
     role: Role = ""
     nodes: tuple[str, ...] = ()
     formats: str = ""

@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from hpml.components.diagnose.layers import Role
+import onnx
+from onnx import helper
+
+from hpml.components.diagnose.layers import Channels, Role
 
 Shape = tuple[int, ...]
 
@@ -24,6 +27,7 @@ PRODUCTS = {
     "QLinearMatMul": 3,
     "QGemm": 3,
 }  # op -> which of its inputs is the weights
+_WEIGHT_INPUT = {**CONVOLUTIONS, **PRODUCTS, "ConvTranspose": 1, "Attention": 1, "QAttention": 1}
 CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 _LAYOUT = frozenset({"ReorderInput", "ReorderOutput", "Transpose"})
 
@@ -55,6 +59,17 @@ class Node:
     inputs: tuple[Shape, ...]  # an input that is absent or unknown has the shape ()
     outputs: tuple[Shape, ...]
     weights: Shape = ()
+
+    @classmethod
+    def of(cls, proto: onnx.NodeProto, shapes: Mapping[str, Shape], weights: Shape) -> Node:
+        """That of a graph. shapes: of its tensors, by name."""
+        return cls(
+            proto.op_type,
+            {attribute.name: helper.get_attribute_value(attribute) for attribute in proto.attribute},
+            tuple(shapes.get(name, ()) for name in proto.input),
+            tuple(shapes[name] for name in proto.output if name in shapes),
+            weights,
+        )
 
     @property
     def channels_last(self) -> bool:
@@ -124,25 +139,17 @@ def _attention_flops(node: Node) -> int:
     return projections + 2 * 2 * batch * queries * keys * hidden
 
 
-def channels(node: Node) -> tuple[int, int, int]:
-    """(input channels, output channels, groups) of a layer with weights; zeros of all else."""
+def channels(node: Node) -> Channels:
+    """Those that its weights have."""
     if node.op in CONVOLUTIONS and node.weights:
         groups = int(node.attributes.get("group", 1))
-        return node.weights[1] * groups, node.weights[0], groups
+        return Channels(node.weights[1] * groups, node.weights[0], groups)
     if node.op in PRODUCTS and len(node.weights) == 2:
-        turned = bool(node.attributes.get("transB"))
-        rows, columns = node.weights
-        return (columns, rows, 1) if turned else (rows, columns, 1)
-    return 0, 0, 1
+        return Channels(*(node.weights[::-1] if node.attributes.get("transB") else node.weights))
+    return Channels()
 
 
-def weight_input(op: str) -> int | None:
-    """Which input of `op` is its weights."""
-    if op in ("ConvTranspose", "Attention", "QAttention"):
-        return 1
-    return CONVOLUTIONS.get(op, PRODUCTS.get(op))
-
-
-def nbytes(shape: Sequence[int], itemsize: int) -> int:
-    """Bytes of a tensor."""
-    return math.prod(shape) * itemsize
+def weights_of(proto: onnx.NodeProto) -> str:
+    """The name of the tensor that a node takes for its weights; empty if there is none."""
+    index = _WEIGHT_INPUT.get(proto.op_type)
+    return "" if index is None or index >= len(proto.input) else str(proto.input[index])

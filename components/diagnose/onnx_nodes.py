@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import onnx
-from onnx import helper
 
 from hpml.artifacts.model_input import InputSpec
 from hpml.components.diagnose import onnx_counts
+from hpml.components.diagnose.layers import Channels
 from hpml.components.diagnose.onnx_counts import Node, Shape
 
 # What leaves a weight a weight: it reaches its node by way of these.
@@ -30,9 +29,7 @@ class GraphNode:
     flops: int | None
     weights: int = 0
     layer: str = ""
-    in_channels: int = 0
-    out_channels: int = 0
-    groups: int = 1
+    channels: Channels = field(default_factory=Channels)
 
     @property
     def is_product(self) -> bool:
@@ -83,33 +80,16 @@ def _node(proto: onnx.NodeProto, shapes: dict[str, Shape], roots: dict[str, str]
     op = proto.op_type
     if all(name in roots for name in proto.input if name):
         return GraphNode(op, 0)  # it makes weights, once and for all
-    index = onnx_counts.weight_input(op)
-    weights = proto.input[index] if index is not None else ""
-    if not {proto.input[0], *proto.output, *([weights] if weights else [])} <= shapes.keys():
+    weights = onnx_counts.weights_of(proto)
+    if not {proto.input[0], weights or proto.input[0], *proto.output} <= shapes.keys():
         return GraphNode(op, None)
-    node = Node(
-        op,
-        {attribute.name: helper.get_attribute_value(attribute) for attribute in proto.attribute},
-        tuple(shapes.get(name, ()) for name in proto.input),
-        tuple(shapes[name] for name in proto.output),
-        shapes.get(weights, ()),
-    )
-    in_channels, out_channels, groups = onnx_counts.channels(node)
+    node = Node.of(proto, shapes, shapes.get(weights, ()))
     flops = onnx_counts.flops(node)
+    constants = {*proto.input} & roots.keys()
     return GraphNode(
         op,
         flops,
-        weights=sum(_constant_elements(proto, shapes, roots)) if flops else 0,
+        weights=sum(math.prod(shapes.get(name, (0,))) for name in constants) if flops else 0,
         layer=onnx_counts.layer_name(roots.get(weights, "")),
-        in_channels=in_channels,
-        out_channels=out_channels,
-        groups=groups,
+        channels=onnx_counts.channels(node),
     )
-
-
-def _constant_elements(
-    proto: onnx.NodeProto, shapes: dict[str, Shape], roots: dict[str, str]
-) -> Iterator[int]:
-    for name in dict.fromkeys(proto.input):
-        if name in roots:
-            yield math.prod(shapes.get(name, (0,)))

@@ -10,11 +10,10 @@ import json
 import math
 import tempfile
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -151,14 +150,6 @@ class _Graph:
     nodes: dict[str, onnx.NodeProto]
     constants: dict[str, tuple[Shape, int]]
 
-    def weights_of(self, node: onnx.NodeProto) -> str:
-        """The name of the constant that holds the weights of `node`; empty if it has none."""
-        index = onnx_counts.weight_input(node.op_type)
-        if index is None or index >= len(node.input) or node.input[index] not in self.constants:
-            return ""
-        name: str = node.input[index]
-        return name
-
 
 def _optimized(file: Path) -> _Graph:
     graph = onnx.load(file).graph
@@ -182,11 +173,21 @@ def _unblocked(file: Path, place: Path) -> dict[str, tuple[str, Shape]]:
     options.optimized_model_filepath = str(place / "unblocked.onnx")
     onnxruntime.InferenceSession(file, options, providers=PROVIDERS["cpu"])
     graph = _optimized(place / "unblocked.onnx")
-    found = {}
-    for node in graph.nodes.values():
-        if name := graph.weights_of(node):
-            found[node.output[0]] = (name, graph.constants[name][0])
-    return found
+    return {
+        node.output[0]: (name, graph.constants[name][0])
+        for node in graph.nodes.values()
+        if (name := onnx_counts.weights_of(node)) in graph.constants
+    }
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """A node that ran, and what the profiler saw of its inputs and outputs."""
+
+    proto: onnx.NodeProto
+    fed: Shapes
+    given: Shapes
+    time_us: float
 
 
 def _layers(
@@ -195,59 +196,46 @@ def _layers(
     times_us: dict[str, float],
     shapes: dict[str, tuple[Shapes, Shapes]],
 ) -> tuple[Layer, ...]:
-    tensors: dict[str, tuple[str, Shape]] = {}
-    for name, (_, given) in shapes.items():
-        outputs = [output for output in graph.nodes[name].output if output] if name in graph.nodes else []
-        tensors.update(zip(outputs, given, strict=False))
-    return tuple(
-        _layer(name, graph, unblocked, tensors, shapes[name], time_us)
+    ran = [
+        _Timed(graph.nodes[name], *shapes[name], time_us)
         for name, time_us in times_us.items()
         if name in graph.nodes  # else it is inside a loop or a branch, whose own event covers it
-    )
+    ]
+    tensors = {
+        tensor: seen
+        for node in ran
+        for tensor, seen in zip(filter(None, node.proto.output), node.given, strict=False)
+    }
+    known = {node.proto.input[0]: node.fed[0][1] for node in ran if node.fed and node.proto.input}
+    known |= {name: shape for name, (shape, _) in graph.constants.items()}
+    known |= {name: shape for name, (_, shape) in tensors.items()}
+    return tuple(_layer(node, graph, unblocked, tensors, known) for node in ran)
 
 
 def _layer(
-    name: str,
+    timed: _Timed,
     graph: _Graph,
     unblocked: dict[str, tuple[str, Shape]],
     tensors: dict[str, tuple[str, Shape]],
-    seen: tuple[Shapes, Shapes],
-    time_us: float,
+    shapes: dict[str, Shape],
 ) -> Layer:
-    proto = graph.nodes[name]
-    fed, given = seen
-    inputs = [
-        graph.constants[tensor][0] if tensor in graph.constants else tensors.get(tensor, ("", ()))[1]
-        for tensor in proto.input
-    ]
-    if fed and proto.input and not inputs[0]:
-        inputs[0] = fed[0][1]  # the input of the whole graph
-    index = onnx_counts.weight_input(proto.op_type)
-    weights = inputs[index] if index is not None and index < len(inputs) else ()
-    weights_name = graph.weights_of(proto)
+    proto, given = timed.proto, timed.given
+    source = onnx_counts.weights_of(proto)
+    weights = (source if source in graph.constants else "", shapes.get(source, ()))
     # The blocked convolution of a tensor is named after it: "relu_nchwc", "relu_nchwc_token_3".
-    weights_name, weights = unblocked.get(name.partition("_nchwc")[0], (weights_name, weights))
-    node = Node(
-        proto.op_type,
-        {attribute.name: helper.get_attribute_value(attribute) for attribute in proto.attribute},
-        tuple(inputs),
-        tuple(shape for _, shape in given),
-        weights,
-    )
-    in_channels, out_channels, groups = onnx_counts.channels(node)
-    constant_bytes = sum(graph.constants[tensor][1] for tensor in proto.input if tensor in graph.constants)
-    moving = [tensors[tensor] for tensor in dict.fromkeys(proto.input) if tensor in tensors] or fed[:1]
+    weights_name, weights_shape = unblocked.get(proto.name.partition("_nchwc")[0], weights)
+    node = Node.of(proto, shapes, weights_shape)
+    inputs = dict.fromkeys(proto.input)
+    moving = [tensors[tensor] for tensor in inputs if tensor in tensors] or timed.fed[:1]
     return Layer(
-        name=onnx_counts.layer_name(weights_name) or name,
+        name=onnx_counts.layer_name(weights_name) or proto.name,
         op=proto.op_type,
         precision=_precision(proto.op_type, given),
         flops=onnx_counts.flops(node),
-        weight_bytes=constant_bytes,
+        weight_bytes=sum(graph.constants[tensor][1] for tensor in proto.input if tensor in graph.constants),
         activation_bytes=0 if onnx_counts.is_view(proto.op_type) else _bytes([*moving, *given]),
-        time_us=time_us,
-        in_channels=in_channels,
-        out_channels=out_channels,
-        groups=groups,
+        time_us=timed.time_us,
+        channels=onnx_counts.channels(node),
         role=onnx_counts.role(proto.op_type),
     )
 
@@ -309,9 +297,12 @@ def _make_unsigned(graph: onnx.ModelProto) -> bool:
     """
     constants = {tensor.name: tensor for tensor in graph.graph.initializer}
     shifted = set()
-    for node in _activation_quantizers(graph, set(constants)):
+    for node in graph.graph.node:
+        if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or len(node.input) < 3:
+            continue
         zero_point = node.input[2]
-        if constants[zero_point].data_type != TensorProto.INT8:
+        of_signed = zero_point in constants and constants[zero_point].data_type == TensorProto.INT8
+        if node.input[0] in constants or not of_signed:  # weights stay as they are
             continue
         node.input[2] = f"{zero_point}_unsigned"
         if zero_point not in shifted:
@@ -319,12 +310,3 @@ def _make_unsigned(graph: onnx.ModelProto) -> bool:
             value = numpy_helper.to_array(constants[zero_point]).astype(np.int16) + 128
             graph.graph.initializer.append(numpy_helper.from_array(value.astype(np.uint8), node.input[2]))
     return bool(shifted)
-
-
-def _activation_quantizers(graph: onnx.ModelProto, constants: set[str]) -> Iterator[Any]:
-    """The Q/DQ nodes on activations whose zero points are constants."""
-    for node in graph.graph.node:
-        if node.op_type not in ("QuantizeLinear", "DequantizeLinear") or len(node.input) < 3:
-            continue
-        if node.input[0] not in constants and node.input[2] in constants:
-            yield node

@@ -1,12 +1,13 @@
-"""Why an engine is not faster: a table of rules, each a condition on measured facts, a sentence, a remedy.
+"""Why an engine is not faster: a rule is a condition on measured facts, a sentence, a remedy.
 
-A rule is a row of RULES. Its condition gives None, or the sentence with its figures and how many
+A rule is a function here, below its remedy. It gives None, or the sentence with its figures and how many
 microseconds of a request it explains; findings are shown in that order.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from hpml.artifacts.diagnosis import Finding
@@ -37,12 +38,15 @@ class Evidence:
     remedy: str = ""
 
 
+Condition = Callable[[Facts], Evidence | None]
+
+
 @dataclass(frozen=True)
 class Rule:
     """One reason for an engine not to be faster."""
 
     name: str
-    condition: Callable[[Facts], Evidence | None]
+    condition: Condition
     remedy: str
 
 
@@ -52,6 +56,20 @@ class Found:
 
     finding: Finding
     explains_us: float
+
+
+RULES: list[Rule] = []  # in the order they stand below
+
+
+def _rule(remedy: str) -> Callable[[Condition], Condition]:
+    """Makes a rule of a condition: `_far_cores` is that of the rule "far-cores"."""
+
+    def add(condition: Condition) -> Condition:
+        name = condition.__name__.removeprefix("_").replace("_", "-")
+        RULES.append(Rule(name, condition, remedy))
+        return condition
+
+    return add
 
 
 def findings(facts: Facts) -> tuple[Found, ...]:
@@ -91,9 +109,7 @@ def _names(layers: Iterable[LayerRoofline]) -> str:
 
 def _ops(layers: Iterable[LayerRoofline]) -> str:
     """The kinds of `layers`, and how many there are of each."""
-    counts: dict[str, int] = {}
-    for judged in layers:
-        counts[judged.layer.op] = counts.get(judged.layer.op, 0) + 1
+    counts = Counter(judged.layer.op for judged in layers)
     return ", ".join(f"{count} {op}" for op, count in counts.items())
 
 
@@ -105,9 +121,18 @@ def _verb(count: int, many: str, one: str) -> str:
     return one if count == 1 else many
 
 
+def _share_of_time(
+    facts: Facts, layers: Sequence[LayerRoofline], words: str, *, least: float = WORTH_IT
+) -> Evidence | None:
+    """That `layers` take at least the share `least` of a request, and in `words` what they do there."""
+    share = facts.share(layers)
+    return Evidence(f"{percent(share)} of the time {words}", time_of(layers)) if share >= least else None
+
+
 # ------------------------------------------------------------------------------------------------- conditions
 
 
+@_rule("serve larger batches, or use a network with fewer and wider layers; less arithmetic does not help")
 def _dispatch(facts: Facts) -> Evidence | None:
     """Starting kernels, and what lies between them, takes a large part of a request."""
     if facts.roof_us is None:
@@ -129,6 +154,7 @@ def _too_short(facts: Facts) -> str:
     return f"{count} {_verb(count, 'are', 'is')} too short to be timed, " if count else ""
 
 
+@_rule("only less arithmetic makes it faster: fewer channels (prune), or int8 where it is not yet")
 def _near_arithmetic_peak(facts: Facts) -> Evidence | None:
     share = share_of_roof(facts.roof_us, facts.whole_us)
     if facts.bound != "compute" or share is None or share < _NEAR_PEAK:
@@ -138,18 +164,18 @@ def _near_arithmetic_peak(facts: Facts) -> Evidence | None:
     )
 
 
+@_rule("move fewer bytes: int8, smaller activations (stride, channels), elementwise steps that can be fused")
 def _memory(facts: Facts) -> Evidence | None:
     layers = [judged for judged in facts.layers if judged.bound == "memory"]
-    if facts.share(layers) < _LARGE_PART:
-        return None
     moved = sum(judged.layer.bytes for judged in layers)
-    return Evidence(
-        f"{percent(facts.share(layers))} of the time is in {_plural(len(layers), 'layer')} that "
-        f"{_verb(len(layers), 'wait', 'waits')} for memory, {moved / 1e6:.2g} MB a request: {_names(layers)}",
-        time_of(layers),
+    words = (
+        f"is in {_plural(len(layers), 'layer')} that {_verb(len(layers), 'wait', 'waits')} for memory, "
+        f"{moved / 1e6:.2g} MB a request: {_names(layers)}"
     )
+    return _share_of_time(facts, layers, words, least=_LARGE_PART)
 
 
+@_rule("give these layers shapes that suit their kernels: more channels, fewer groups, ordinary strides")
 def _slow_kernels(facts: Facts) -> Evidence | None:
     """Layers with enough work for the peaks to matter that stay far below them."""
     layers = [
@@ -167,6 +193,7 @@ def _slow_kernels(facts: Facts) -> Evidence | None:
     )
 
 
+@_rule("quantize what is left in fp32, and see the findings on conversions, layout and dispatch")
 def _below_int8_peak(facts: Facts) -> Evidence | None:
     """int8 gained less than the machine's int8 GEMM promises over that of what was quantized."""
     if facts.unquantized is None or not {"int8", facts.unquantized.spec.precision} <= set(facts.peaks):
@@ -175,22 +202,22 @@ def _below_int8_peak(facts: Facts) -> Evidence | None:
     reached = facts.unquantized.time_us / facts.time_us
     if peak <= 1 or reached > 0.8 * peak:
         return None
-    causes = []
-    if facts.share(facts.in_fp32) >= 0.01:
-        causes.append(
-            f"{percent(facts.share(facts.in_fp32))} of the time is in fp32 nodes ({_ops(facts.in_fp32)})"
-        )
-    if facts.share(facts.conversions) >= 0.01:
-        causes.append(f"{percent(facts.share(facts.conversions))} in quantize/dequantize")
-    if facts.share(facts.reorders) >= 0.01:
-        causes.append(f"{percent(facts.share(facts.reorders))} in changes of layout")
     in_int8 = [judged for judged in facts.weighted if judged.layer.precision == "int8"]
-    allowed = sum(judged.roof_us or 0.0 for judged in in_int8)
-    if in_int8 and allowed < time_of(in_int8):
-        causes.append(f"its int8 products reach {percent(allowed / time_of(in_int8))} of their peak")
+    allowed_us, taken_us = sum(judged.roof_us or 0.0 for judged in in_int8), time_of(in_int8)
+    fp32 = facts.share(facts.in_fp32)
+    converting, reordering = (facts.share(facts.of_role(role)) for role in ("conversion", "layout"))
     outside = facts.outside_us / facts.whole_us
-    if outside >= 0.01:
-        causes.append(f"{percent(outside)} outside the layers")
+    known = (
+        (fp32 >= 0.01, f"{percent(fp32)} of the time is in fp32 nodes ({_ops(facts.in_fp32)})"),
+        (converting >= 0.01, f"{percent(converting)} in quantize/dequantize"),
+        (reordering >= 0.01, f"{percent(reordering)} in changes of layout"),
+        (
+            allowed_us < taken_us,
+            f"its int8 products reach {percent(allowed_us / (taken_us or 1.0))} of their peak",
+        ),
+        (outside >= 0.01, f"{percent(outside)} outside the layers"),
+    )
+    causes = [words for applies, words in known if applies]
     because = f": {', '.join(causes)}" if causes else ""
     return Evidence(
         f"int8 peak {peak:.1f}x, reached {reached:.1f}x against {facts.unquantized.name}{because}",
@@ -198,43 +225,41 @@ def _below_int8_peak(facts: Facts) -> Evidence | None:
     )
 
 
+@_rule("quantize the layers between two conversions too, or leave both of their neighbours in fp32")
 def _quantize_dequantize(facts: Facts) -> Evidence | None:
-    layers = facts.conversions
-    if facts.share(layers) < WORTH_IT:
-        return None
-    return Evidence(
-        f"{percent(facts.share(layers))} of the time goes into numbers on their way between fp32 and int8 "
-        f"({_ops(layers)})",
-        time_of(layers),
+    layers = facts.of_role("conversion")
+    return _share_of_time(
+        facts, layers, f"goes into numbers on their way between fp32 and int8 ({_ops(layers)})"
     )
 
 
+@_rule("replace these operations by ones that the runtime has in int8, or take them off excluded_layers")
 def _fp32_in_int8(facts: Facts) -> Evidence | None:
-    layers = facts.in_fp32
-    if facts.spec.precision != "int8" or facts.share(layers) < WORTH_IT:
+    if facts.spec.precision != "int8":
         return None
-    return Evidence(
-        f"{percent(facts.share(layers))} of the time is in {_plural(len(layers), 'node')} that stayed in "
-        f"fp32: {_names(layers)} ({_ops(layers)})",
-        time_of(layers),
-    )
+    layers = facts.in_fp32
+    which = f"{_plural(len(layers), 'node')} that stayed in fp32: {_names(layers)} ({_ops(layers)})"
+    return _share_of_time(facts, layers, f"is in {which}")
 
 
+@_rule("give the stem fewer output channels or a larger stride; it cannot fill a vector with its inputs")
 def _stem(facts: Facts) -> Evidence | None:
     """The first convolution sees an image: too few channels to fill a vector."""
-    first = next((judged for judged in facts.weighted if judged.layer.groups == 1), None)
-    if first is None or first.layer.in_channels > _FEW_CHANNELS or "conv" not in first.layer.op.lower():
+    first = next((judged for judged in facts.weighted if judged.layer.channels.groups == 1), None)
+    inputs = first.layer.channels.inputs if first else 0
+    if first is None or inputs > _FEW_CHANNELS or "conv" not in first.layer.op.lower():
         return None
     if facts.share([first]) < WORTH_IT or first.share_of_roof is None or first.share_of_roof > 0.5:
         return None
     return Evidence(
-        f"the stem {first.layer.name} has {_plural(first.layer.in_channels, 'input channel')}: it reaches "
+        f"the stem {first.layer.name} has {_plural(inputs, 'input channel')}: it reaches "
         f"{percent(first.share_of_roof)} of its peak and takes {percent(facts.share([first]))} of the "
         "time",
         first.excess_us,
     )
 
 
+@_rule("prune to whole vectors: channel counts that are multiples of the lanes")
 def _lanes(facts: Facts) -> Evidence | None:
     """Channels are computed in whole vectors; what does not fill its last one is computed for nothing."""
     if facts.lanes is None:
@@ -243,14 +268,16 @@ def _lanes(facts: Facts) -> Evidence | None:
     layers = [
         judged
         for judged in inner
-        if judged.layer.out_channels % facts.lanes and not is_tiny(judged) and judged.layer.groups == 1
+        if judged.layer.channels.outputs % facts.lanes
+        and not is_tiny(judged)
+        and judged.layer.channels.groups == 1
     ]
     explains_us = sum(
-        judged.layer.time_us * _empty(judged.layer.out_channels, facts.lanes) for judged in layers
+        judged.layer.time_us * _empty(judged.layer.channels.outputs, facts.lanes) for judged in layers
     )
     if explains_us < WORTH_IT * facts.whole_us:
         return None
-    counts = sorted({judged.layer.out_channels for judged in layers})
+    counts = sorted({judged.layer.channels.outputs for judged in layers})
     shown = ", ".join(map(str, counts[:_NAMED])) + (", ..." if len(counts) > _NAMED else "")
     return Evidence(
         f"{_verb(len(counts), 'channel counts', 'channel count')} {shown} "
@@ -265,6 +292,7 @@ def _empty(channels: int, lanes: int) -> float:
     return 1 - channels / (-(-channels // lanes) * lanes)
 
 
+@_rule("use unsigned activations: quantize with activations: uint8")
 def _signed_activations(facts: Facts) -> Evidence | None:
     signed_us, unsigned_us = facts.profile.signed_us, facts.profile.unsigned_us
     if signed_us is None or unsigned_us is None or unsigned_us > _CLEARLY * signed_us:
@@ -281,16 +309,16 @@ def _signed_activations(facts: Facts) -> Evidence | None:
     )
 
 
+@_rule(
+    "channel counts that fill whole vectors stay in the runtime's own layout; so do neighbours that it "
+    "knows in the same precision"
+)
 def _layout(facts: Facts) -> Evidence | None:
-    layers = facts.reorders
-    if facts.share(layers) < WORTH_IT:
-        return None
-    return Evidence(
-        f"{percent(facts.share(layers))} of the time only changes the layout of activations ({_ops(layers)})",
-        time_of(layers),
-    )
+    layers = facts.of_role("layout")
+    return _share_of_time(facts, layers, f"only changes the layout of activations ({_ops(layers)})")
 
 
+@_rule("use the engine that is not quantized at these batch sizes")
 def _slower_than_unquantized(facts: Facts) -> Evidence | None:
     """int8 has a lower throughput than the same network before it, beyond their intervals."""
     if facts.unquantized is None:
@@ -315,6 +343,7 @@ def _below(one: Interval, other: Interval) -> bool:
     return one.high < other.low
 
 
+@_rule("remove whole layers rather than channels, or channels where the time is: see the slowest layers")
 def _pruned_not_faster(facts: Facts) -> Evidence | None:
     """Less than half of the arithmetic that pruning took away is gone from the time."""
     if facts.unpruned is None or not facts.unpruned.spec.macs:
@@ -330,6 +359,7 @@ def _pruned_not_faster(facts: Facts) -> Evidence | None:
     )
 
 
+@_rule("give it one thread (benchmark.threads: 1), and run one such engine on each core")
 def _idle_threads(facts: Facts) -> Evidence | None:
     """More threads than a request at batch 1 has work for."""
     one_us, all_us = facts.profile.one_thread_us, facts.profile.all_threads_us
@@ -343,6 +373,10 @@ def _idle_threads(facts: Facts) -> Evidence | None:
     )
 
 
+@_rule(
+    "on a machine of your own pin it to CPUs that share an L3 cache (lscpu -e lists them, taskset pins); "
+    "in a cloud take a dedicated host: a virtual machine cannot keep its CPUs together"
+)
 def _far_cores(facts: Facts) -> Evidence | None:
     """Threads hand each other cache lines, which takes longer while their cores are far apart."""
     times_us = {
@@ -372,6 +406,7 @@ def _far_cores(facts: Facts) -> Evidence | None:
     return Evidence(sentence, share * (far_us - near_us), remedy)
 
 
+@_rule("send larger batches where the latency allows it")
 def _small_batch(facts: Facts) -> Evidence | None:
     """Larger batches give clearly more images per second."""
     rates = {item.batch: item.images_per_s for item in facts.figures.throughput}
@@ -386,81 +421,3 @@ def _small_batch(facts: Facts) -> Evidence | None:
         f"at batch {best} {rates[best].value:,.0f}",
         0.0,  # of a request's latency
     )
-
-
-RULES: tuple[Rule, ...] = (
-    Rule(
-        "dispatch",
-        _dispatch,
-        "serve larger batches, or use a network with fewer and wider layers; less arithmetic does not help",
-    ),
-    Rule(
-        "near-arithmetic-peak",
-        _near_arithmetic_peak,
-        "only less arithmetic makes it faster: fewer channels (prune), or int8 where it is not yet",
-    ),
-    Rule(
-        "memory",
-        _memory,
-        "move fewer bytes: int8, smaller activations (stride, channels), elementwise steps that can be fused",
-    ),
-    Rule(
-        "slow-kernels",
-        _slow_kernels,
-        "give these layers shapes that suit their kernels: more channels, fewer groups, ordinary strides",
-    ),
-    Rule(
-        "below-int8-peak",
-        _below_int8_peak,
-        "quantize what is left in fp32, and see the findings on conversions, layout and dispatch",
-    ),
-    Rule(
-        "quantize-dequantize",
-        _quantize_dequantize,
-        "quantize the layers between two conversions too, or leave both of their neighbours in fp32",
-    ),
-    Rule(
-        "fp32-in-int8",
-        _fp32_in_int8,
-        "replace these operations by ones that the runtime has in int8, or take them off excluded_layers",
-    ),
-    Rule(
-        "stem",
-        _stem,
-        "give the stem fewer output channels or a larger stride; it cannot fill a vector with its inputs",
-    ),
-    Rule("lanes", _lanes, "prune to whole vectors: channel counts that are multiples of the lanes"),
-    Rule(
-        "signed-activations",
-        _signed_activations,
-        "use unsigned activations: quantize with activations: uint8",
-    ),
-    Rule(
-        "layout",
-        _layout,
-        "channel counts that fill whole vectors stay in the runtime's own layout; so do neighbours that it "
-        "knows in the same precision",
-    ),
-    Rule(
-        "slower-than-unquantized",
-        _slower_than_unquantized,
-        "use the engine that is not quantized at these batch sizes",
-    ),
-    Rule(
-        "pruned-not-faster",
-        _pruned_not_faster,
-        "remove whole layers rather than channels, or channels where the time is: see the slowest layers",
-    ),
-    Rule(
-        "idle-threads",
-        _idle_threads,
-        "give it one thread (benchmark.threads: 1), and run one such engine on each core",
-    ),
-    Rule(
-        "far-cores",
-        _far_cores,
-        "on a machine of your own pin it to CPUs that share an L3 cache (lscpu -e lists them, taskset pins); "
-        "in a cloud take a dedicated host: a virtual machine cannot keep its CPUs together",
-    ),
-    Rule("small-batch", _small_batch, "send larger batches where the latency allows it"),
-)

@@ -13,7 +13,7 @@ import re
 import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -77,7 +77,7 @@ class Tensor:
 
 @dataclass(frozen=True)
 class EngineLayer:
-    """A layer of the plan. nodes: those of the ONNX graph that it names."""
+    """A layer of the plan. nodes: those of the ONNX graph that it names. time_us: once it was timed."""
 
     name: str
     type: str
@@ -85,6 +85,7 @@ class EngineLayer:
     outputs: tuple[Tensor, ...] = ()
     nodes: tuple[str, ...] = ()
     tactic: str = ""
+    time_us: float = 0.0
 
     @property
     def formats(self) -> str:
@@ -94,21 +95,8 @@ class EngineLayer:
 
 
 _ITEMSIZE = {"fp32": 4, "fp16": 2, "bf16": 2, "fp8": 1, "int8": 1, "int32": 4, "int64": 8, "bool": 1}
-_KINDS = {
-    "fp32": "fp32",
-    "float": "fp32",
-    "fp16": "fp16",
-    "half": "fp16",
-    "bf16": "bf16",
-    "bfloat16": "bf16",
-    "fp8": "fp8",
-    "int8": "int8",
-    "uint8": "int8",
-    "int32": "int32",
-    "int64": "int64",
-    "bool": "bool",
-}
-_KIND = re.compile(rf"\b({'|'.join(_KINDS)})\b", re.IGNORECASE)
+_OTHERWISE_CALLED = {"float": "fp32", "half": "fp16", "bfloat16": "bf16", "uint8": "int8"}
+_KIND = re.compile(rf"\b({'|'.join([*_ITEMSIZE, *_OTHERWISE_CALLED])})\b", re.IGNORECASE)
 _ONNX_NODE = re.compile(r"\[ONNX Layer: (.*?)\](?=[\x1e\x1f\[\s]|$)")
 
 
@@ -140,30 +128,23 @@ def _engine_layer(entry: Mapping[str, Any]) -> EngineLayer:
 
 def _tensors(entries: Sequence[Mapping[str, Any]]) -> tuple[Tensor, ...]:
     """Those in the GPU's memory."""
-    found = []
-    for entry in entries:
-        if entry.get("Location", "Device") == "Device":
-            # One field up to TensorRT 10, "Channel major FP16 format where channel % 8 == 0"; then two.
-            layout, kind = entry.get("Format", ""), entry.get("Datatype") or entry.get("Format/Datatype", "")
-            named = _KIND.search(kind)
-            found.append(
-                Tensor(
-                    entry.get("Name", ""),
-                    tuple(entry.get("Dimensions", ())),
-                    _KINDS[named.group(1).lower()] if named else "",
-                    f"{layout} {kind}".strip(),
-                )
-            )
-    return tuple(found)
+    return tuple(_tensor(entry) for entry in entries if entry.get("Location", "Device") == "Device")
+
+
+def _tensor(entry: Mapping[str, Any]) -> Tensor:
+    # One field up to TensorRT 10, "Channel major FP16 format where channel % 8 == 0"; then two.
+    layout, kind = entry.get("Format", ""), entry.get("Datatype") or entry.get("Format/Datatype", "")
+    found = _KIND.search(kind)
+    named = found.group().lower() if found else ""
+    return Tensor(
+        entry.get("Name", ""),
+        tuple(entry.get("Dimensions", ())),
+        _OTHERWISE_CALLED.get(named, named),
+        f"{layout} {kind}".strip(),
+    )
 
 
 # -------------------------------------------------------------------------------------- times, and what ran
-
-
-@dataclass(frozen=True)
-class _Timed:
-    layer: EngineLayer
-    time_us: float
 
 
 # What only copies. Its metadata names the nodes whose tensors it copies.
@@ -175,7 +156,7 @@ def layers_of(inferences: Sequence[Reports], inspected: str, nodes: Mapping[str,
     """The profile that some inferences, the inspector's JSON, and the ONNX graph's nodes make together."""
     known = _by_name_and_turn([(layer.name, layer) for layer in engine_layers(inspected)])
     timed = [
-        _Timed(known.get(key, EngineLayer(key[0], "unknown")), time_us)
+        replace(known.get(key, EngineLayer(key[0], "unknown")), time_us=time_us)
         for key, time_us in _times_us(inferences).items()
         if time_us  # else TensorRT has nothing left to do there
     ]
@@ -203,7 +184,7 @@ def _times_us(inferences: Sequence[Reports]) -> dict[tuple[str, int], float]:
     return {key: typical_us(times) for key, times in durations_us.items()}
 
 
-def _owned(timed: Sequence[_Timed], nodes: Mapping[str, GraphNode]) -> dict[int, list[str]]:
+def _owned(timed: Sequence[EngineLayer], nodes: Mapping[str, GraphNode]) -> dict[int, list[str]]:
     """By the index of a layer, the nodes whose arithmetic counts there.
 
     Several layers may name a node, such as a product and the layers that bring its input in place. It counts
@@ -211,14 +192,14 @@ def _owned(timed: Sequence[_Timed], nodes: Mapping[str, GraphNode]) -> dict[int,
     """
     naming: dict[str, list[int]] = defaultdict(list)
     for index, one in enumerate(timed):
-        for name in dict.fromkeys(one.layer.nodes):
-            if one.layer.type not in _COPIES:
+        for name in dict.fromkeys(one.nodes):
+            if one.type not in _COPIES:
                 naming[name].append(index)
     owned: dict[int, list[str]] = defaultdict(list)
     for name, node in nodes.items():
         able = naming[name]
         if node.is_product:
-            able = [index for index in able if _is_product(timed[index].layer)] or able
+            able = [index for index in able if _is_product(timed[index])] or able
         if able and node.flops:
             owned[max(able, key=lambda index: timed[index].time_us)].append(name)
     return owned
@@ -228,27 +209,24 @@ def _is_product(layer: EngineLayer) -> bool:
     return _PRODUCT.search(f"{layer.type} {layer.tactic}") is not None
 
 
-def _layer(timed: _Timed, nodes: Sequence[GraphNode]) -> Layer:
-    engine_layer = timed.layer
+def _layer(timed: EngineLayer, nodes: Sequence[GraphNode]) -> Layer:
     products = [node for node in nodes if node.is_product]
-    only = products[0] if len(products) == 1 else None
+    only = products[0] if len(products) == 1 else GraphNode("", 0)
     flops = sum(node.flops or 0 for node in nodes)
-    precision = _precision(engine_layer, multiplies=bool(products))
+    precision = _precision(timed, multiplies=bool(products))
     return Layer(
-        name=(only.layer if only else "") or engine_layer.name,
-        op=engine_layer.type,
+        name=only.layer or timed.name,
+        op=timed.type,
         precision=precision,
         flops=flops,
         weight_bytes=sum(node.weights for node in nodes) * _ITEMSIZE[precision],
-        activation_bytes=sum(tensor.bytes for tensor in (*engine_layer.inputs, *engine_layer.outputs)),
+        activation_bytes=sum(tensor.bytes for tensor in (*timed.inputs, *timed.outputs)),
         time_us=timed.time_us,
-        in_channels=only.in_channels if only else 0,
-        out_channels=only.out_channels if only else 0,
-        groups=only.groups if only else 1,
-        role="" if flops else _role(engine_layer),
-        nodes=engine_layer.nodes,
-        formats=engine_layer.formats,
-        kernel=engine_layer.tactic,
+        channels=only.channels,
+        role="" if flops else _role(timed),
+        nodes=timed.nodes,
+        formats=timed.formats,
+        kernel=timed.tactic,
     )
 
 
@@ -267,22 +245,25 @@ def _role(layer: EngineLayer) -> Role:
     return "layout" if layer.type in _COPIES else ""
 
 
-def _notes(timed: Sequence[_Timed], layers: Sequence[Layer], nodes: Mapping[str, GraphNode]) -> list[str]:
+def _notes(
+    timed: Sequence[EngineLayer], layers: Sequence[Layer], nodes: Mapping[str, GraphNode]
+) -> list[str]:
     """What could not be counted."""
-    notes = []
-    unknown = [one for one in timed if one.layer.type == "unknown"]
-    if unknown:
-        names = ", ".join(one.layer.name for one in unknown[:_NAMED])
-        notes.append(f"TensorRT timed layers of which its inspector tells nothing ({len(unknown)}): {names}")
-    tensors = {tensor for one in timed for tensor in (*one.layer.inputs, *one.layer.outputs)}
-    untyped = sorted(tensor.name for tensor in tensors if not tensor.kind)
-    if untyped:
-        names = ", ".join(untyped[:_NAMED])
-        notes.append(f"tensors of unknown types count 4 bytes an element ({len(untyped)}): {names}")
-    shapeless = [name for name, node in nodes.items() if node.flops is None]
-    if shapeless:
-        names = ", ".join(shapeless[:_NAMED])
-        notes.append(f"operations without known shapes are not counted ({len(shapeless)}): {names}")
+    tensors = {tensor for one in timed for tensor in (*one.inputs, *one.outputs)}
+    uncounted = {
+        "TensorRT timed layers of which its inspector tells nothing": [
+            one.name for one in timed if one.type == "unknown"
+        ],
+        "tensors of unknown types count 4 bytes an element": sorted(
+            tensor.name for tensor in tensors if not tensor.kind
+        ),
+        "operations without known shapes are not counted": [
+            name for name, node in nodes.items() if node.flops is None
+        ],
+    }
+    notes = [
+        f"{what} ({len(names)}): {', '.join(names[:_NAMED])}" for what, names in uncounted.items() if names
+    ]
     flops = sum(node.flops or 0 for node in nodes.values())
     unnamed = 1 - sum(layer.flops for layer in layers) / flops if flops else 0.0
     if unnamed > _UNNAMED_WORTH_A_NOTE:

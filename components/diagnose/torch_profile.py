@@ -5,6 +5,8 @@ from __future__ import annotations
 import math
 import time
 from collections.abc import Callable, Iterable
+from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -15,7 +17,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from hpml.components.diagnose.config import DiagnoseConfig
-from hpml.components.diagnose.layers import Layer, Precision, Profile, requests_within, typical_us
+from hpml.components.diagnose.layers import Channels, Layer, Precision, Profile, requests_within, typical_us
 
 if TYPE_CHECKING:
     from hpml.targets import Session
@@ -36,21 +38,18 @@ def profile(session: Session, x_nchw: Images, *, threads: int, config: DiagnoseC
     """The operations of an eager engine on the CPU, one image of `x_nchw` a request."""
     one, all_ = _threads_compared(session, x_nchw[:1], threads)
     requests = requests_within(config.seconds, all_ / 1e3, least=_LEAST_REQUESTS, most=config.requests)
-    with _Modules() as modules:
-        with _Counted(modules) as counted:
-            session.predict(x_nchw[:1])
-        durations_us: list[list[float]] = [[] for _ in counted.layers]
-        for index in range(_WARMUP + requests):
-            row = index % len(x_nchw)
-            with _Timed() as timed:
-                session.predict(x_nchw[row : row + 1])
-            if index >= _WARMUP:
-                for times, duration_us in zip(durations_us, timed.durations_us, strict=True):
-                    times.append(duration_us)
+    counted: list[Layer] = []
+    with _Modules() as modules, _Watched(partial(_counted, counted, modules)):
+        session.predict(x_nchw[:1])
+    durations_us: list[list[float]] = [[] for _ in range(_WARMUP + requests)]
+    for index, of_request in enumerate(durations_us):
+        row = index % len(x_nchw)
+        with _Watched(partial(_timed, of_request)):
+            session.predict(x_nchw[row : row + 1])
     layers = (
-        Layer(**counts, time_us=typical_us(times))
-        for counts, times in zip(counted.layers, durations_us, strict=True)
-        if counts["activation_bytes"]  # a view of a tensor is no layer
+        replace(layer, time_us=typical_us(times))
+        for layer, times in zip(counted, zip(*durations_us[_WARMUP:], strict=True), strict=True)
+        if layer.activation_bytes  # a view of a tensor is no layer
     )
     return Profile(tuple(layers), one, all_)
 
@@ -90,59 +89,51 @@ class _Modules:
         return self._names.get(self._running[-1], "") if self._running else ""
 
 
-class _Timed(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Times each operation of torch as the network calls it."""
+class _Watched(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Hands each operation of torch to `run` as the network calls it."""
 
-    def __init__(self) -> None:
+    def __init__(self, run: Callable[..., Any]) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.durations_us: list[float] = []
+        self._run = run
 
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
     ) -> Any:
-        clock: Callable[[], int] = time.perf_counter_ns
-        begun_ns = clock()
-        result = func(*args, **(kwargs or {}))
-        self.durations_us.append((clock() - begun_ns) / 1e3)
-        return result
+        return self._run(func, *args, **(kwargs or {}))
 
 
-class _Counted(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Counts what each operation computes and moves: a `Layer` without its time."""
+def _timed(durations_us: list[float], func: Any, *args: Any, **kwargs: Any) -> Any:
+    begun_ns = time.perf_counter_ns()
+    result = func(*args, **kwargs)
+    durations_us.append((time.perf_counter_ns() - begun_ns) / 1e3)
+    return result
 
-    def __init__(self, modules: _Modules) -> None:
-        super().__init__()  # type: ignore[no-untyped-call]
-        self._modules = modules
-        self.layers: list[dict[str, Any]] = []
 
-    def __torch_dispatch__(
-        self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
-    ) -> Any:
-        with FlopCounterMode(display=False) as counter:
-            result = func(*args, **(kwargs or {}))
-        op = func.name().partition(".")[0]
-        inputs = [value for value in (*args, *(kwargs or {}).values()) if isinstance(value, torch.Tensor)]
-        outputs = [value for value in _flat(result) if isinstance(value, torch.Tensor)]
-        weights = [value for value in inputs if value.data_ptr() in self._modules.constants]
-        moved = [value for value in inputs if value.data_ptr() not in self._modules.constants] + outputs
-        is_view = bool(inputs and outputs) and not func._schema.is_mutable
-        is_view = is_view and _storage(outputs[0]) == _storage(inputs[0])
-        weight = max(weights, key=lambda value: value.ndim, default=None)
-        in_channels, out_channels, groups = _channels(op, inputs[0] if inputs else None, weight)
-        self.layers.append(
-            {
-                "name": self._modules.current or op.removeprefix("aten::"),
-                "op": op,
-                "precision": _precision(outputs),
-                "flops": 0 if is_view else max(counter.get_total_flops(), _flops(op, inputs, outputs)),
-                "weight_bytes": sum(value.nbytes for value in weights),
-                "activation_bytes": 0 if is_view else sum(value.nbytes for value in moved),
-                "in_channels": in_channels,
-                "out_channels": out_channels,
-                "groups": groups,
-            }
+def _counted(layers: list[Layer], modules: _Modules, func: Any, *args: Any, **kwargs: Any) -> Any:
+    """Adds what the operation computes and moves: a `Layer` that takes no time yet."""
+    with FlopCounterMode(display=False) as counter:
+        result = func(*args, **kwargs)
+    op = func.name().partition(".")[0]
+    inputs = [value for value in (*args, *kwargs.values()) if isinstance(value, torch.Tensor)]
+    outputs = [value for value in _flat(result) if isinstance(value, torch.Tensor)]
+    weights = [value for value in inputs if value.data_ptr() in modules.constants]
+    moved = [value for value in inputs if value.data_ptr() not in modules.constants] + outputs
+    is_view = bool(inputs and outputs) and not func._schema.is_mutable
+    is_view = is_view and _storage(outputs[0]) == _storage(inputs[0])
+    weight = max(weights, key=lambda value: value.ndim, default=None)
+    layers.append(
+        Layer(
+            name=modules.current or op.removeprefix("aten::"),
+            op=op,
+            precision=_precision(outputs),
+            flops=0 if is_view else max(counter.get_total_flops(), _flops(op, inputs, outputs)),
+            weight_bytes=sum(value.nbytes for value in weights),
+            activation_bytes=0 if is_view else sum(value.nbytes for value in moved),
+            time_us=0.0,
+            channels=_channels(op, inputs[0] if inputs else None, weight),
         )
-        return result
+    )
+    return result
 
 
 def _storage(tensor: torch.Tensor) -> int:
@@ -164,15 +155,14 @@ def _flops(op: str, inputs: list[torch.Tensor], outputs: list[torch.Tensor]) -> 
     return outputs[0].numel() * _PER_OUTPUT.get(op, 1)
 
 
-def _channels(op: str, x: torch.Tensor | None, weight: torch.Tensor | None) -> tuple[int, int, int]:
-    """(input channels, output channels, groups) of a convolution or a linear layer; zeros of all else."""
+def _channels(op: str, x: torch.Tensor | None, weight: torch.Tensor | None) -> Channels:
     if x is None or weight is None or weight.ndim < 2:
-        return 0, 0, 1
+        return Channels()
     if "conv" in op and weight.ndim > 2:
-        return x.shape[1], weight.shape[0], x.shape[1] // weight.shape[1]
+        return Channels(x.shape[1], weight.shape[0], x.shape[1] // weight.shape[1])
     if op in ("aten::linear", "aten::addmm", "aten::mm"):
-        return x.shape[-1], math.prod(weight.shape) // x.shape[-1], 1
-    return 0, 0, 1
+        return Channels(x.shape[-1], math.prod(weight.shape) // x.shape[-1])
+    return Channels()
 
 
 def _precision(outputs: list[torch.Tensor]) -> Precision:

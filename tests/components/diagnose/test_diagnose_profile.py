@@ -67,7 +67,7 @@ def test_a_convolution_and_a_product_by_hand(make_engine: MakeEngine, tmp_path: 
     assert conv.flops == 2 * 24 * 24 * 32 * 16 * 3 * 3
     assert conv.weight_bytes == 4 * 32 * 16 * 3 * 3
     assert conv.activation_bytes == 4 * (16 * 48 * 48 + 32 * 24 * 24)
-    assert (conv.in_channels, conv.out_channels, conv.groups) == (16, 32, 1)
+    assert conv.channels == (16, 32, 1)
     assert (head.flops, head.weight_bytes, head.activation_bytes) == (2 * 32 * 5, 4 * 32 * 5, 4 * (32 + 5))
     assert all(layer.precision == "fp32" for layer in profile.layers)
     assert conv.time_us > 0
@@ -79,7 +79,7 @@ def test_channels_are_those_of_the_network_whatever_the_runtime_fills_up(
 ) -> None:
     layers = by_name(profiled(make_engine(Network((3, 20, 20)).conv(13).conv(27).head()), tmp_path))
     assert layers["conv2"].flops == 2 * 20 * 20 * 27 * 13 * 3 * 3
-    assert (layers["conv2"].in_channels, layers["conv2"].out_channels) == (13, 27)
+    assert layers["conv2"].channels[:2] == (13, 27)
 
 
 def test_a_quantized_network_does_the_same_arithmetic_on_a_quarter_of_the_weights(
@@ -144,11 +144,11 @@ def test_torch_eager_and_onnx_count_the_same(
     eager = by_name(torch_profile.profile(session, x_nchw, threads=2, config=QUICK))
     in_onnx = by_name(profiled(engines[1], tmp_path))
     shared = set(eager) & set(in_onnx)
-    weighted = {name for name, layer in eager.items() if layer.out_channels}
+    weighted = {name for name, layer in eager.items() if layer.channels.outputs}
     assert len(weighted) == 4 and weighted <= shared
     for name in weighted:
         assert eager[name].flops == in_onnx[name].flops > 0
-        assert eager[name].out_channels == in_onnx[name].out_channels
+        assert eager[name].channels.outputs == in_onnx[name].channels.outputs
         assert eager[name].activation_bytes == in_onnx[name].activation_bytes
     assert sum(eager[name].flops for name in weighted) == pytest.approx(2 * small_model.spec.macs, rel=0.02)
     assert all(layer.time_us > 0 for layer in eager.values())

@@ -20,7 +20,7 @@ from hpml.artifacts.model import ModelSpec
 from hpml.artifacts.model_input import InputSpec
 from hpml.components.diagnose import onnx_nodes, tensorrt_profile
 from hpml.components.diagnose.config import DiagnoseConfig
-from hpml.components.diagnose.layers import Layer, Profile
+from hpml.components.diagnose.layers import Channels, Layer, Profile
 from hpml.components.diagnose.onnx_nodes import GraphNode
 from hpml.core.errors import StageFailed
 from hpml.targets import TensorRT
@@ -54,9 +54,9 @@ def by_name(profile: Profile) -> dict[str, Layer]:
 
 def test_nodes_are_counted_by_hand(nodes: dict[str, GraphNode]) -> None:
     assert nodes["conv2"] == GraphNode(
-        "Conv", 2 * 32 * 32 * 32 * 32 * 9, weights=32 * 32 * 9, layer="conv2", in_channels=32, out_channels=32
+        "Conv", 2 * 32 * 32 * 32 * 32 * 9, weights=32 * 32 * 9, layer="conv2", channels=Channels(32, 32)
     )
-    assert nodes["head"] == GraphNode("Gemm", 2 * 32 * 10, 320, "head", in_channels=32, out_channels=10)
+    assert nodes["head"] == GraphNode("Gemm", 2 * 32 * 10, 320, "head", channels=Channels(32, 10))
     assert nodes["relu1"] == GraphNode("Relu", 32 * 32 * 32)
     assert nodes["flat"].flops == nodes["conv2.weight_QuantizeLinear"].flops == 0
 
@@ -127,7 +127,7 @@ def test_layers_of_a_plan(version: by_hand.Version, nodes: dict[str, GraphNode])
     assert conv0.precision == "int8" and conv0.role == ""
     assert conv0.flops == 2 * features * 3 * 9 + features  # and a rectifier
     assert (conv0.weight_bytes, conv0.activation_bytes) == (32 * 3 * 9, 3 * 32 * 32 + features)
-    assert (conv0.in_channels, conv0.out_channels) == (3, 32)
+    assert conv0.channels[:2] == (3, 32)
     assert conv0.nodes == ("conv0.weight_QuantizeLinear", "conv0", "relu1")
     assert "Int8" in conv0.formats and conv0.kernel.startswith("sm80_xmma_fprop_implicit_gemm")
 
@@ -282,6 +282,6 @@ def test_a_real_plan(
     np.testing.assert_allclose(session.predict(x_nchw), before, atol=1e-6)
     assert profile.notes == ()
     assert all(layer.time_us > 0 and layer.formats for layer in profile.layers)
-    products = [layer for layer in profile.layers if layer.out_channels]
+    products = [layer for layer in profile.layers if layer.channels.outputs]
     assert sum(layer.flops for layer in products) >= 2 * small_model.spec.macs
     assert {layer.precision for layer in products} == {precision}
