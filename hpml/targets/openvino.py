@@ -5,10 +5,11 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from dataclasses import replace
+from collections.abc import Collection
+from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -83,6 +84,26 @@ class OpenVino(Target):
         return tuple(EngineSettings(threads=count) for count in dict.fromkeys((threads, 1)))
 
 
+@dataclass(frozen=True)
+class RuntimeLayer:
+    """A layer of the graph that OpenVINO made of the file, as its runtime describes and times it.
+
+    nodes: the nodes of the file that were fused into it, by name or by what they give. precision and layout:
+    of what it gives, in OpenVINO's words ("u8", "acdb"). inputs: the layers that feed it, weights apart.
+    time_us: the mean of a request, 0 of what does not run.
+    """
+
+    name: str
+    type: str
+    kernel: str
+    nodes: tuple[str, ...]
+    precision: str
+    layout: str
+    shape: tuple[int, ...]
+    inputs: tuple[str, ...]
+    time_us: float
+
+
 class OpenVinoSession:
     """An ONNX file compiled by OpenVINO for requests, one at a time."""
 
@@ -93,28 +114,64 @@ class OpenVinoSession:
 
         Raises StageFailed if OpenVINO cannot.
         """
-        openvino = _openvino()
+        self._file = file
+        self._options = {
+            "PERFORMANCE_HINT": "LATENCY",
+            "INFERENCE_NUM_THREADS": threads,
+            "INFERENCE_PRECISION_HINT": _INFERENCE_PRECISIONS[float_precision],
+        }
+        self._request = self._compiled().create_infer_request()
+
+    def _compiled(self, **options: bool) -> Any:
         try:
-            compiled = openvino.Core().compile_model(
-                file,
-                "CPU",
-                {
-                    "PERFORMANCE_HINT": "LATENCY",
-                    "INFERENCE_NUM_THREADS": threads,
-                    "INFERENCE_PRECISION_HINT": _INFERENCE_PRECISIONS[float_precision],
-                },
-            )
+            return _openvino().Core().compile_model(self._file, "CPU", {**self._options, **options})
         except HpmlError:  # a signal's
             raise
         except Exception as error:  # OpenVINO's derive from nothing narrower
             reason = " ".join(str(error).split())[:300]
-            raise StageFailed(f"OpenVINO cannot load {file}", why=reason) from None
-        self._request = compiled.create_infer_request()
+            raise StageFailed(f"OpenVINO cannot load {self._file}", why=reason) from None
 
     def predict(self, x_nchw: NDArray[np.float32]) -> NDArray[np.float32]:
         """Logits, float32 (batch, classes), of float32 images (batch, channels, height, width)."""
         logits: NDArray[np.float32] = self._request.infer([x_nchw], share_inputs=True)[0]
         return logits
+
+    def profiled(self, x_nchw: NDArray[np.float32], *, requests: int) -> list[RuntimeLayer]:
+        """The layers in the order they run, timed over requests of one image each, in whole microseconds."""
+        compiled = self._compiled(PERF_COUNT=True)
+        request = compiled.create_infer_request()
+        for index in range(requests):
+            row = index % len(x_nchw)
+            request.infer([x_nchw[row : row + 1]], share_inputs=True)
+        times_us = {one.node_name: one.real_time.total_seconds() * 1e6 for one in request.profiling_info}
+        operations = compiled.get_runtime_model().get_ordered_ops()
+        constants = {one.get_friendly_name() for one in operations if _told(one, "layerType") == "Const"}
+        return [
+            _runtime_layer(one, constants, times_us.get(one.get_friendly_name(), 0.0))
+            for one in operations
+            if one.get_friendly_name() not in constants
+        ]
+
+
+def _told(operation: Any, key: str) -> str:
+    """What OpenVINO notes of an operation of its runtime's graph."""
+    return str(operation.get_rt_info()[key].astype(str))
+
+
+def _runtime_layer(operation: Any, constants: Collection[str], time_us: float) -> RuntimeLayer:
+    shape = operation.get_output_partial_shape(0)
+    fed = [value.get_node().get_friendly_name() for value in operation.input_values()]
+    return RuntimeLayer(
+        name=operation.get_friendly_name(),
+        type=_told(operation, "layerType"),
+        kernel=_told(operation, "primitiveType"),
+        nodes=tuple(name for name in _told(operation, "originalLayersNames").split(",") if name),
+        precision=_told(operation, "outputPrecisions"),
+        layout=_told(operation, "outputLayouts"),
+        shape=tuple(size.get_length() if size.is_static else -1 for size in shape),
+        inputs=tuple(name for name in fed if name not in constants),
+        time_us=time_us,
+    )
 
 
 def _openvino() -> ModuleType:
