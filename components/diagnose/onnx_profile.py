@@ -99,20 +99,14 @@ def _without_profiler(durations_us: dict[str, list[float]], threads: int, place:
     """
     links = [f"link_{index}" for index in range(_EMPTY_KERNELS + 1)]
     nodes = [helper.make_node("Neg", [a], [b], name=b) for a, b in pairwise(links)]
-    ends = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch"]) for name in (links[0], links[-1])
-    ]
-    graph = helper.make_graph(nodes, "empty kernels", ends[:1], ends[1:])
+    first, *_, last = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch"]) for name in links)
+    graph = helper.make_graph(nodes, "empty kernels", [first], [last])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    (place / "empty").mkdir()
-    onnx.save(model, place / "empty" / "kernels.onnx")
-    empty_us, _ = _events(
-        place / "empty" / "kernels.onnx",
-        [{links[0]: np.zeros(1, np.float32)}],
-        50,
-        threads,
-        place / "empty",
-    )
+    empty = place / "empty"
+    empty.mkdir()
+    onnx.save(model, empty / "kernels.onnx")
+    request = {links[0]: np.zeros(1, np.float32)}
+    empty_us, _ = _events(empty / "kernels.onnx", [request], 50, threads, empty)
     cost_us = min(typical_us(times) for times in empty_us.values())
     return {node: max(0.0, typical_us(times) - cost_us) for node, times in durations_us.items()}
 
@@ -273,13 +267,9 @@ def _signs_compared(
     if not _make_unsigned(graph):
         return None, None
     onnx.save(graph, place / "unsigned.onnx")
-    measured = _in_turns(
-        {
-            "signed": OnnxSession(file, device="cpu", threads=1),
-            "unsigned": OnnxSession(place / "unsigned.onnx", device="cpu", threads=1),
-        },
-        cycled[0],
-    )
+    files = {"signed": file, "unsigned": place / "unsigned.onnx"}
+    sessions = {name: OnnxSession(file, device="cpu", threads=1) for name, file in files.items()}
+    measured = _in_turns(sessions, cycled[0])
     return measured["signed"], measured["unsigned"]
 
 

@@ -17,6 +17,8 @@ Device = Literal["cpu", "cuda"]
 
 # Where the roofs explain less of the time than this, something else takes most of it.
 EXPLAINED = 0.5
+# Work that the peaks allow to be done in less: starting a kernel and waking its threads takes as long.
+_TINY_US = 2.0
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,11 @@ class LayerRoofline:
         if not self.layer.time_us:
             return None
         return bound_of(self.compute_us, self.memory_us, self.roof_us, self.layer.time_us)
+
+    @property
+    def is_tiny(self) -> bool:
+        """Whether it has so little work that starting it takes longer."""
+        return self.bound == "overhead" and (self.roof_us or 0.0) < _TINY_US
 
     @property
     def excess_us(self) -> float:

@@ -79,7 +79,7 @@ def read(file: Path, data: Path, sizes: Mapping[str, int], how: Preprocessing) -
         raise ConfigInvalid(
             f"--data {data} cannot be used", why=f"it {why}", fix="give a folder of pictures or an .npz"
         )
-    return _of_arrays(data, subject, read_arrays(data), sizes, how)
+    return _NpzFile(data, subject, read_arrays(data), sizes, how).samples()
 
 
 # -------------------------------------------------------------------------------------------------- arrays
@@ -110,92 +110,96 @@ class Arrays(Samples):
         }
 
 
-def _of_arrays(
-    file: Path,
-    subject: OnnxSubject,
-    arrays: dict[str, NDArray[Any]],
-    sizes: Mapping[str, int],
-    how: Preprocessing,
-) -> Arrays:
-    """The arrays named as the inputs are; for a model with one input also x, or x_train and x_test."""
-    names = [name for name, *_ in subject.declared_inputs()]
-    if len(names) == 1 and names[0] not in arrays:
-        return _of_x(file, subject, names[0], arrays, sizes, how)
-    lacking = [name for name in names if name not in arrays]
-    if lacking:
-        raise ConfigInvalid(
-            f"{file} has no array for the input {lacking[0]!r}",
-            why=f"it has {', '.join(sorted(arrays)) or 'none'}; the model takes {', '.join(names)}",
-            fix="save them by the names of the inputs, labels as y",
+@dataclass(frozen=True)
+class _NpzFile:
+    """An .npz file of arrays for the model `subject`."""
+
+    file: Path
+    subject: OnnxSubject
+    arrays: dict[str, NDArray[Any]]
+    sizes: Mapping[str, int]
+    how: Preprocessing
+
+    def samples(self) -> Arrays:
+        """The arrays named as the inputs are; for a model with one input also x, or x_train and x_test."""
+        names = [name for name, *_ in self.subject.declared_inputs()]
+        if len(names) == 1 and names[0] not in self.arrays:
+            return self._of_x(names[0])
+        if lacking := [name for name in names if name not in self.arrays]:
+            raise self._lacks(
+                lacking[0],
+                why=f"; the model takes {', '.join(names)}",
+                fix="save them by the names of the inputs, labels as y",
+            )
+        samples = self._checked({name: self.arrays[name] for name in names})
+        labels = [self.arrays[name] for name in _LABELS if name in self.arrays and name not in names]
+        return self._labelled(samples, labels[:1])
+
+    def _of_x(self, name: str) -> Arrays:
+        splits: list[str] = [part for part in ("x_train", "x_test") if part in self.arrays]
+        parts = splits or [part for part in ("x",) if part in self.arrays]
+        if not parts:
+            raise self._lacks(
+                name,
+                fix=f"save the samples as {name} or x (or x_train and x_test), labels as y (y_train, y_test)",
+            )
+        given = [self.arrays[part] for part in parts]
+        if len({(array.shape[1:], array.dtype) for array in given}) > 1:
+            raise ConfigInvalid(f"x_train and x_test of {self.file} differ in shape or type")
+        samples = self._checked({name: given[0] if len(given) == 1 else np.concatenate(given)})
+        if len(parts) == 2:
+            samples.test = np.arange(len(given[0]), samples.rows)
+        labels = [part.replace("x", "y", 1) for part in parts]
+        return self._labelled(
+            samples, [self.arrays[y] for y in labels] if set(labels) <= set(self.arrays) else []
         )
-    fed = {name: arrays[name] for name in names}
-    samples = _checked(file, subject, fed, sizes, how)
-    labels = next((arrays[name] for name in _LABELS if name in arrays and name not in names), None)
-    samples.labels = _checked_labels(file, labels, samples.rows)
-    return samples
 
-
-def _of_x(
-    file: Path,
-    subject: OnnxSubject,
-    name: str,
-    arrays: dict[str, NDArray[Any]],
-    sizes: Mapping[str, int],
-    how: Preprocessing,
-) -> Arrays:
-    given: list[str] = [part for part in ("x_train", "x_test") if part in arrays]
-    parts = given or [part for part in ("x",) if part in arrays]
-    if not parts:
-        raise ConfigInvalid(
-            f"{file} has no array for the input {name!r}",
-            why=f"it has {', '.join(sorted(arrays)) or 'none'}",
-            fix=f"save the samples as {name} or x (or x_train and x_test), labels as y (y_train, y_test)",
+    def _lacks(self, name: str, *, why: str = "", fix: str) -> ConfigInvalid:
+        return ConfigInvalid(
+            f"{self.file} has no array for the input {name!r}",
+            why=f"it has {', '.join(sorted(self.arrays)) or 'none'}{why}",
+            fix=fix,
         )
-    if len({arrays[part].shape[1:] for part in parts}) > 1 or len({arrays[part].dtype for part in parts}) > 1:
-        raise ConfigInvalid(f"x_train and x_test of {file} differ in shape or type")
-    together = arrays[parts[0]] if len(parts) == 1 else np.concatenate([arrays[part] for part in parts])
-    samples = _checked(file, subject, {name: together}, sizes, how)
-    labels = [arrays[part.replace("x", "y", 1)] for part in parts if part.replace("x", "y", 1) in arrays]
-    if len(labels) == len(parts):
-        samples.labels = _checked_labels(file, np.concatenate(labels), samples.rows)
-    if len(parts) == 2:
-        samples.test = np.arange(len(arrays["x_train"]), samples.rows)
-    return samples
 
+    def _labelled(self, samples: Arrays, parts: list[NDArray[Any]]) -> Arrays:
+        """`samples` with the labels that `parts` have together, if there are any."""
+        if parts:
+            labels = np.concatenate(parts) if len(parts) > 1 else parts[0]
+            if labels.dtype.kind not in "iu" or labels.shape != (samples.rows,) or labels.min() < 0:
+                raise ConfigInvalid(
+                    f"the labels in {self.file} are {labels.dtype} {labels.shape}",
+                    why=f"one whole number from 0 for each of {samples.rows} samples is needed, not one-hot",
+                )
+            samples.labels = labels.astype(np.int64)
+        return samples
 
-def _checked(
-    file: Path,
-    subject: OnnxSubject,
-    arrays: dict[str, NDArray[Any]],
-    sizes: Mapping[str, int],
-    how: Preprocessing,
-) -> Arrays:
-    """Raises ConfigInvalid for an array that does not fit its input, StageFailed for one with NaN."""
-    counts = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
-    if len(set(counts.values())) > 1 or not min(counts.values()):
-        told = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise ConfigInvalid(f"the arrays of {file} have no samples, or not equally many", why=told)
-    pixels, known = set(), dict(sizes)
-    for name, dtype, dimensions in subject.declared_inputs():
-        array, shape = arrays[name], arrays[name].shape
-        is_bytes = array.dtype == np.uint8 and dtype.startswith("float") and len(dimensions) == 4
-        if is_bytes or not _fits(shape, dimensions):
-            pixels.add(name)
-            shape = _shape_of_pictures(file, name, array, dimensions)
-        for axis, (size, dimension) in enumerate(zip(shape, dimensions, strict=True)):
-            if axis and not isinstance(dimension, int):
-                known[dimension or f"{name}.{axis}"] = size
-    taken = subject.signature(known)
-    for tensor in taken.inputs:
-        _check_numbers(file, tensor, arrays[tensor.name], is_pixels=tensor.name in pixels)
-    return Arrays(arrays, taken, known, how, pixels)
+    def _checked(self, arrays: dict[str, NDArray[Any]]) -> Arrays:
+        """Raises ConfigInvalid for an array that does not fit its input, StageFailed for one with NaN."""
+        counts = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
+        if len(set(counts.values())) > 1 or not min(counts.values()):
+            told = ", ".join(f"{name} {count}" for name, count in counts.items())
+            raise ConfigInvalid(f"the arrays of {self.file} have no samples, or not equally many", why=told)
+        pixels, known = set(), dict(self.sizes)
+        for name, dtype, dimensions in self.subject.declared_inputs():
+            array, shape = arrays[name], arrays[name].shape
+            is_bytes = array.dtype == np.uint8 and dtype.startswith("float") and len(dimensions) == 4
+            if is_bytes or not _fits(shape, dimensions):
+                pixels.add(name)
+                shape = _shape_of_pictures(self.file, name, array, dimensions)
+            for axis, (size, dimension) in enumerate(zip(shape, dimensions, strict=True)):
+                if axis and not isinstance(dimension, int):
+                    known[dimension or f"{name}.{axis}"] = size
+        taken = self.subject.signature(known)
+        for tensor in taken.inputs:
+            _check_numbers(self.file, tensor, arrays[tensor.name], is_pixels=tensor.name in pixels)
+        return Arrays(arrays, taken, known, self.how, pixels)
 
 
 def _fits(shape: Sequence[int], dimensions: Sequence[int | str | None]) -> bool:
     """Whether an array (rows, ...) is what the model takes, as it is."""
     return len(shape) == len(dimensions) and all(
         not isinstance(dimension, int) or size == dimension
-        for size, dimension in list(zip(shape, dimensions, strict=True))[1:]
+        for size, dimension in zip(shape[1:], dimensions[1:], strict=True)
     )
 
 
@@ -206,14 +210,13 @@ def _shape_of_pictures(
 
     Raises ConfigInvalid if they are none, or do not fit.
     """
-    if _fits(array.shape, dimensions):
-        return array.shape
+    shapes = [array.shape]
     nhwc = (*array.shape, 1) if array.ndim == 3 else array.shape
     if len(nhwc) == 4 and nhwc[3] in _CHANNELS:
-        nchw = (nhwc[0], nhwc[3], nhwc[1], nhwc[2])
-        for shape in (nchw, nhwc):
-            if _fits(shape, dimensions):
-                return shape
+        shapes += [(nhwc[0], nhwc[3], nhwc[1], nhwc[2]), nhwc]
+    for shape in shapes:
+        if _fits(shape, dimensions):
+            return shape
     raise ConfigInvalid(
         f"the array for {name!r} in {file} does not fit the model",
         why=f"it is {array.dtype} {array.shape}, the model takes {_in_words(dimensions)}, batch first",
@@ -250,17 +253,6 @@ def _check_numbers(file: Path, tensor: Tensor, array: NDArray[Any], *, is_pixels
             raise ConfigInvalid(f"the array for {tensor.name!r} in {file} does not fit into {tensor.dtype}")
 
 
-def _checked_labels(file: Path, labels: NDArray[Any] | None, rows: int) -> NDArray[np.int64] | None:
-    if labels is None:
-        return None
-    if labels.dtype.kind not in "iu" or labels.shape != (rows,) or labels.min() < 0:
-        raise ConfigInvalid(
-            f"the labels in {file} are {labels.dtype} {labels.shape}",
-            why=f"one whole number from 0 for each of {rows} samples is needed, not one-hot",
-        )
-    return labels.astype(np.int64)
-
-
 # ------------------------------------------------------------------------------------------------- pictures
 
 
@@ -283,22 +275,17 @@ def preprocessed(images: NDArray[Any], tensor: Tensor, how: Preprocessing) -> ND
     return np.ascontiguousarray(values.transpose(0, 3, 1, 2) if channels_first else values)
 
 
-@dataclass(frozen=True)
-class _Layout:
-    height: int
-    width: int
-    channels: int
-
-
-def _layout(tensor: Tensor) -> _Layout:
-    """Where a picture's sides are in an input (channels, height, width) or (height, width, channels).
+def _shape_hwc(tensor: Tensor) -> tuple[int, int, int]:
+    """The sides and channels of the pictures that an input takes, (c, h, w) or (h, w, c).
 
     Raises ConfigInvalid if the input takes no pictures.
     """
-    if len(tensor.shape) == 3 and tensor.shape[0] in _CHANNELS:
-        return _Layout(tensor.shape[1], tensor.shape[2], tensor.shape[0])
-    if len(tensor.shape) == 3 and tensor.shape[2] in _CHANNELS:
-        return _Layout(*tensor.shape)
+    if len(tensor.shape) == 3:
+        first, second, third = tensor.shape
+        if first in _CHANNELS:
+            return second, third, first
+        if third in _CHANNELS:
+            return first, second, third
     raise ConfigInvalid(
         f"the input {tensor.name!r} takes no pictures",
         why=f"a sample is {tensor.dtype} {tensor.shape}; a picture has 3 dimensions, 1 or 3 of them channels",
@@ -318,11 +305,11 @@ class Pictures(Samples):
                 fix="give an .npz file with arrays by the names of the inputs",
             )
         self.inputs, self.batch, self.sizes, self._how = inputs, taken.batch, sizes, how
-        self._layout = _layout(inputs[0])
+        *self._size_hw, self._channels = _shape_hwc(inputs[0])
         for name, given in (("--mean", how.mean), ("--std", how.std)):
-            if len(given) not in (1, self._layout.channels):
+            if len(given) not in (1, self._channels):
                 raise ConfigInvalid(
-                    f"{name} has {len(given)} values, a picture has {self._layout.channels} channels"
+                    f"{name} has {len(given)} values, a picture has {self._channels} channels"
                 )
         self._list(folder)
 
@@ -344,9 +331,8 @@ class Pictures(Samples):
 
     def feeds(self, rows: Rows) -> Feeds:
         """As `prepare` reads them: upright, shrunk in proportion if larger, in the middle of black."""
-        size_hw = (self._layout.height, self._layout.width)
-        channels = MODES[self._layout.channels]
-        facts = POLICY | {"mode": channels, "resize": "shrink", "fit_within_hw": size_hw, "size_hw": size_hw}
+        size_hw, mode = tuple(self._size_hw), MODES[self._channels]
+        facts = POLICY | {"mode": mode, "resize": "shrink", "fit_within_hw": size_hw, "size_hw": size_hw}
         pixels = np.stack([_read_picture(self._files[row], facts) for row in rows])
         return {self.inputs[0].name: preprocessed(pixels, self.inputs[0], self._how)}
 
