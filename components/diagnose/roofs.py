@@ -122,11 +122,8 @@ class Roofs:
         """
         faster = [name for size, name in self._levels if size < working_set_bytes]
         fitting = [name for size, name in self._levels if size >= working_set_bytes][:1]
-        for level in (*fitting, *dict.fromkeys(reversed(faster))):
-            roof = self._bandwidth(level)
-            if roof:
-                return roof.rate
-        return None
+        roofs = map(self._bandwidth, (*fitting, *dict.fromkeys(reversed(faster))))
+        return next((roof.rate for roof in roofs if roof), None)
 
     def sign_rates(self) -> tuple[float, float] | None:
         """Gflop/s of int8 products with signed and with unsigned activations; None unless both are known."""
