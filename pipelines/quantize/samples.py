@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from hpml.tasks import pictures
 _LABELS = ("y", "labels")
 _CHANNELS = (1, 3)
 
+Named = dict[str, NDArray[Any]]
 Feeds = Mapping[str, NDArray[Any]]
 Rows = NDArray[np.int64]
 
@@ -79,26 +79,92 @@ def read(file: Path, data: Path, sizes: Mapping[str, int], how: Preprocessing) -
         raise ConfigInvalid(
             f"--data {data} cannot be used", why=f"it {why}", fix="give a folder of pictures or an .npz"
         )
-    return _NpzFile(data, subject, read_arrays(data), sizes, how).samples()
+    return Arrays(data, subject, sizes, how)
 
 
 # -------------------------------------------------------------------------------------------------- arrays
 
 
 class Arrays(Samples):
-    """Arrays that are in memory. pixels: inputs whose arrays are pictures, to be preprocessed."""
+    """Those of an .npz file named as the inputs are; with one input also x, or x_train and x_test.
+
+    Inputs in `_pixels` are fed with pictures, which are preprocessed.
+    """
 
     def __init__(
-        self,
-        arrays: dict[str, NDArray[Any]],
-        taken: Signature,
-        sizes: Mapping[str, int],
-        how: Preprocessing,
-        pixels: set[str],
+        self, file: Path, subject: OnnxSubject, sizes: Mapping[str, int], how: Preprocessing
     ) -> None:
-        self.inputs, self.batch, self.sizes = taken.inputs, taken.batch, sizes
-        self._arrays, self._how, self._pixels = arrays, how, pixels
-        self.rows = len(next(iter(arrays.values())))
+        self._file, self._how, given = file, how, read_arrays(file)
+        names = [name for name, *_ in subject.declared_inputs()]
+        if len(names) == 1 and names[0] not in given:
+            self._arrays, labels = self._of_x(names[0], given)
+        elif lacking := [name for name in names if name not in given]:
+            raise self._lacks(
+                lacking[0],
+                given,
+                why=f"; the model takes {', '.join(names)}",
+                fix="save them by the names of the inputs, labels as y",
+            )
+        else:
+            self._arrays = {name: given[name] for name in names}
+            labels = [given[name] for name in _LABELS if name in given and name not in names][:1]
+        self._check(subject, sizes)
+        if labels:
+            self.labels = self._checked_labels(labels[0] if len(labels) == 1 else np.concatenate(labels))
+
+    def _of_x(self, name: str, given: Named) -> tuple[Named, list[NDArray[Any]]]:
+        """x, or both of its splits, as the input `name`; and as many labels, or none."""
+        ends = [end for end in ("_train", "_test") if f"x{end}" in given]
+        ends = ends or [end for end in ("",) if "x" in given]
+        if not ends:
+            fix = f"save the samples as {name} or x (or x_train and x_test), labels as y (y_train, y_test)"
+            raise self._lacks(name, given, fix=fix)
+        x = [given[f"x{end}"] for end in ends]
+        if len({(array.shape[1:], array.dtype) for array in x}) > 1:
+            raise ConfigInvalid(f"x_train and x_test of {self._file} differ in shape or type")
+        if len(x) == 2:
+            self.test = np.arange(len(x[0]), len(x[0]) + len(x[1]))
+        labels = [given[f"y{end}"] for end in ends if f"y{end}" in given]
+        together = x[0] if len(x) == 1 else np.concatenate(x)
+        return {name: together}, labels if len(labels) == len(x) else []
+
+    def _lacks(self, name: str, given: Named, *, why: str = "", fix: str) -> ConfigInvalid:
+        return ConfigInvalid(
+            f"{self._file} has no array for the input {name!r}",
+            why=f"it has {', '.join(sorted(given)) or 'none'}{why}",
+            fix=fix,
+        )
+
+    def _check(self, subject: OnnxSubject, sizes: Mapping[str, int]) -> None:
+        """Raises ConfigInvalid for an array that does not fit its input, StageFailed for one with NaN."""
+        counts = {name: array.shape[0] if array.ndim else 0 for name, array in self._arrays.items()}
+        if len(set(counts.values())) > 1 or not min(counts.values()):
+            told = ", ".join(f"{name} {count}" for name, count in counts.items())
+            raise ConfigInvalid(f"the arrays of {self._file} have no samples, or not equally many", why=told)
+        self.rows = next(iter(counts.values()))
+        self._pixels, known = set(), dict(sizes)
+        for name, dtype, dimensions in subject.declared_inputs():
+            array, shape = self._arrays[name], self._arrays[name].shape
+            is_bytes = array.dtype == np.uint8 and dtype.startswith("float") and len(dimensions) == 4
+            if is_bytes or not _fits(shape, dimensions):
+                self._pixels.add(name)
+                shape = _shape_of_pictures(self._file, name, array, dimensions)
+            for axis, (size, dimension) in enumerate(zip(shape, dimensions, strict=True)):
+                if axis and not isinstance(dimension, int):
+                    known[dimension or f"{name}.{axis}"] = size
+        taken = subject.signature(known)
+        self.inputs, self.batch, self.sizes = taken.inputs, taken.batch, known
+        for tensor in taken.inputs:
+            is_pixels = tensor.name in self._pixels
+            _check_numbers(self._file, tensor, self._arrays[tensor.name], is_pixels=is_pixels)
+
+    def _checked_labels(self, labels: NDArray[Any]) -> NDArray[np.int64]:
+        if labels.dtype.kind not in "iu" or labels.shape != (self.rows,) or labels.min() < 0:
+            raise ConfigInvalid(
+                f"the labels in {self._file} are {labels.dtype} {labels.shape}",
+                why=f"one whole number from 0 for each of {self.rows} samples is needed, not one-hot",
+            )
+        return labels.astype(np.int64)
 
     def feeds(self, rows: Rows) -> Feeds:
         """Cast to the types that the model takes."""
@@ -108,91 +174,6 @@ class Arrays(Samples):
             else np.ascontiguousarray(self._arrays[tensor.name][rows], tensor.dtype)
             for tensor in self.inputs
         }
-
-
-@dataclass(frozen=True)
-class _NpzFile:
-    """An .npz file of arrays for the model `subject`."""
-
-    file: Path
-    subject: OnnxSubject
-    arrays: dict[str, NDArray[Any]]
-    sizes: Mapping[str, int]
-    how: Preprocessing
-
-    def samples(self) -> Arrays:
-        """The arrays named as the inputs are; for a model with one input also x, or x_train and x_test."""
-        names = [name for name, *_ in self.subject.declared_inputs()]
-        if len(names) == 1 and names[0] not in self.arrays:
-            return self._of_x(names[0])
-        if lacking := [name for name in names if name not in self.arrays]:
-            raise self._lacks(
-                lacking[0],
-                why=f"; the model takes {', '.join(names)}",
-                fix="save them by the names of the inputs, labels as y",
-            )
-        samples = self._checked({name: self.arrays[name] for name in names})
-        labels = [self.arrays[name] for name in _LABELS if name in self.arrays and name not in names]
-        return self._labelled(samples, labels[:1])
-
-    def _of_x(self, name: str) -> Arrays:
-        splits: list[str] = [part for part in ("x_train", "x_test") if part in self.arrays]
-        parts = splits or [part for part in ("x",) if part in self.arrays]
-        if not parts:
-            raise self._lacks(
-                name,
-                fix=f"save the samples as {name} or x (or x_train and x_test), labels as y (y_train, y_test)",
-            )
-        given = [self.arrays[part] for part in parts]
-        if len({(array.shape[1:], array.dtype) for array in given}) > 1:
-            raise ConfigInvalid(f"x_train and x_test of {self.file} differ in shape or type")
-        samples = self._checked({name: given[0] if len(given) == 1 else np.concatenate(given)})
-        if len(parts) == 2:
-            samples.test = np.arange(len(given[0]), samples.rows)
-        labels = [part.replace("x", "y", 1) for part in parts]
-        return self._labelled(
-            samples, [self.arrays[y] for y in labels] if set(labels) <= set(self.arrays) else []
-        )
-
-    def _lacks(self, name: str, *, why: str = "", fix: str) -> ConfigInvalid:
-        return ConfigInvalid(
-            f"{self.file} has no array for the input {name!r}",
-            why=f"it has {', '.join(sorted(self.arrays)) or 'none'}{why}",
-            fix=fix,
-        )
-
-    def _labelled(self, samples: Arrays, parts: list[NDArray[Any]]) -> Arrays:
-        """`samples` with the labels that `parts` have together, if there are any."""
-        if parts:
-            labels = np.concatenate(parts) if len(parts) > 1 else parts[0]
-            if labels.dtype.kind not in "iu" or labels.shape != (samples.rows,) or labels.min() < 0:
-                raise ConfigInvalid(
-                    f"the labels in {self.file} are {labels.dtype} {labels.shape}",
-                    why=f"one whole number from 0 for each of {samples.rows} samples is needed, not one-hot",
-                )
-            samples.labels = labels.astype(np.int64)
-        return samples
-
-    def _checked(self, arrays: dict[str, NDArray[Any]]) -> Arrays:
-        """Raises ConfigInvalid for an array that does not fit its input, StageFailed for one with NaN."""
-        counts = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
-        if len(set(counts.values())) > 1 or not min(counts.values()):
-            told = ", ".join(f"{name} {count}" for name, count in counts.items())
-            raise ConfigInvalid(f"the arrays of {self.file} have no samples, or not equally many", why=told)
-        pixels, known = set(), dict(self.sizes)
-        for name, dtype, dimensions in self.subject.declared_inputs():
-            array, shape = arrays[name], arrays[name].shape
-            is_bytes = array.dtype == np.uint8 and dtype.startswith("float") and len(dimensions) == 4
-            if is_bytes or not _fits(shape, dimensions):
-                pixels.add(name)
-                shape = _shape_of_pictures(self.file, name, array, dimensions)
-            for axis, (size, dimension) in enumerate(zip(shape, dimensions, strict=True)):
-                if axis and not isinstance(dimension, int):
-                    known[dimension or f"{name}.{axis}"] = size
-        taken = self.subject.signature(known)
-        for tensor in taken.inputs:
-            _check_numbers(self.file, tensor, arrays[tensor.name], is_pixels=tensor.name in pixels)
-        return Arrays(arrays, taken, known, self.how, pixels)
 
 
 def _fits(shape: Sequence[int], dimensions: Sequence[int | str | None]) -> bool:
