@@ -198,14 +198,11 @@ def _shape_of_pictures(
     for shape in shapes:
         if _fits(shape, dimensions):
             return shape
+    taken = ", ".join("?" if size is None else str(size) for size in dimensions)
     raise ConfigInvalid(
         f"the array for {name!r} in {file} does not fit the model",
-        why=f"it is {array.dtype} {array.shape}, the model takes {_in_words(dimensions)}, batch first",
+        why=f"it is {array.dtype} {array.shape}, the model takes ({taken}), batch first",
     )
-
-
-def _in_words(dimensions: Sequence[int | str | None]) -> str:
-    return f"({', '.join('?' if size is None else str(size) for size in dimensions)})"
 
 
 def _check_numbers(file: Path, tensor: Tensor, array: NDArray[Any], *, is_pixels: bool) -> None:
