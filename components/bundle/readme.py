@@ -28,13 +28,14 @@ def readme(contents: Contents) -> str:
 def _head(contents: Contents) -> str:
     spec, figures = contents.spec, contents.decision.figures
     channels, height, width = spec.input.shape_chw
+    settings = contents.settings or "not measured: those of its runtime's default"
     rows = [
         ("engine", f"{contents.decision.chosen}, {spec.precision}, {spec.size_bytes / 1e6:.3g} MB"),
         ("runs on", ", ".join(f"{name} {value}" for name, value in spec.identity.items())),
         ("takes", f"images of {height} x {width} with {channels} channel{'s' * (channels > 1)}, uint8"),
         ("gives", f"{len(spec.class_names)} logits, in the order of `class_names` in preprocessing.json"),
         ("top-1 accuracy", _figure(figures.accuracy_top1, "")),
-        *_settings(contents),
+        *([] if contents.runs_on_gpu else [("settings", str(settings))]),
         ("latency p50, batch 1", _figure(figures.latency_ms_p50, " ms")),
         ("latency p99, batch 1", _figure(figures.latency_ms_p99, " ms")),
     ]
@@ -69,12 +70,6 @@ def _on_doubts(contents: Contents) -> list[str]:
     if decision.unverified and contents.target.triton_platform:
         said += f" `{TRITON_SCRIPT}` refuses to place it until then, unless it is given `--unverified`."
     return [f"{textwrap.fill(said, 110)}\n"]
-
-
-def _settings(contents: Contents) -> list[tuple[str, str]]:
-    if contents.runs_on_gpu:
-        return []
-    return [("settings", str(contents.settings or "not measured: those of its runtime's default"))]
 
 
 def _figure(interval: Interval | None, unit: str) -> str:
@@ -180,6 +175,7 @@ print([spec.class_names[row] for row in logits.argmax(axis=1)])
 
 def _in_python_alone(contents: Contents) -> str:
     spec = contents.spec
+    reads = ' and `Model().read("photo.jpg")`, which gives images_nhwc of a picture'
     return f"""\
 In Python, with ONNX Runtime
 
@@ -197,7 +193,7 @@ print([how["class_names"][row] for row in logits.argmax(axis=1)])
 ```
 
 `{SCRIPT}` does the same and checks the files before it opens them: `python {SCRIPT} IMAGES.npy`, or
-`from bundle import Model`, `Model().predict(images_nhwc)`{_reads(contents)}.
+`from bundle import Model`, `Model().predict(images_nhwc)`{reads if contents.pictures else ""}.
 """
 
 
@@ -216,12 +212,6 @@ def _session(contents: Contents) -> str:
             lines.append(f"options.add_session_config_entry({entry})")
     opened = f'onnxruntime.InferenceSession("{contents.file}", {given}providers=["{provider}"])'
     return "\n".join([*lines, f"session = {opened}"])
-
-
-def _reads(contents: Contents) -> str:
-    if not contents.pictures:
-        return ""
-    return ' and `Model().read("photo.jpg")`, which gives images_nhwc of a picture'
 
 
 def _on_a_server(contents: Contents) -> str:

@@ -175,10 +175,8 @@ class Model:
 
     def _check_signature(self) -> None:
         """Compare what the engine takes and gives with bundle.json; a free batch is -1 there."""
-        for kind, found in (
-            ("inputs", self._session.get_inputs()),
-            ("outputs", self._session.get_outputs()),
-        ):
+        ends = {"inputs": self._session.get_inputs(), "outputs": self._session.get_outputs()}
+        for kind, found in ends.items():
             shapes = {node.name: [d if isinstance(d, int) else -1 for d in node.shape] for node in found}
             told = {node["name"]: node["shape"] for node in self.bundle[kind]}
             if shapes != told:

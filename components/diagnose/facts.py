@@ -11,9 +11,6 @@ from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
 from hpml.components.diagnose.layers import Profile, Role
 from hpml.components.diagnose.roofs import Bound, Device, LayerRoofline
 
-# Work that the peaks allow to be done in less: starting a kernel and waking its threads takes as long.
-_TINY_US = 2.0
-
 
 @dataclass(frozen=True)
 class Peer:
@@ -36,10 +33,11 @@ class Facts:
 
     spec: what it was built as; of a bare file, which does not say it, the figures stand in. time_us: p50 of
     the benchmark at batch 1, with `threads` threads while the cores were in `states`, nearest first. device:
-    what it runs on, whose peaks the layers are under. peaks: the fastest
-    GEMM of each precision, Gflop/s. lanes: fp32 numbers in a vector of this CPU; None on a GPU. unquantized:
-    the engine of the same network before it was quantized; unpruned: that of the network before channels were
-    removed, in the same precision; both on the same target.
+    what it runs on, whose peaks the layers are under. peaks: the fastest GEMM of each precision, Gflop/s.
+    sign_rates: of an int8 GEMM with signed and with unsigned activations, Gflop/s. lanes: fp32 numbers in a
+    vector of this CPU; None on a GPU. unquantized: the engine of the same network before it was quantized;
+    unpruned: that of the network before channels were removed, in the same precision; both on the same
+    target.
     """
 
     name: str
@@ -55,9 +53,7 @@ class Facts:
     states: tuple[CoreState, ...]
     lanes: int | None
     peaks: Mapping[str, float]
-    sign_rates: tuple[float, float] | None = (
-        None  # int8 GEMM with signed and with unsigned activations, Gflop/s
-    )
+    sign_rates: tuple[float, float] | None = None
     unquantized: Peer | None = None
     unpruned: Peer | None = None
 
@@ -113,18 +109,13 @@ class Facts:
     @property
     def tiny(self) -> tuple[LayerRoofline, ...]:
         """Layers with so little work that starting them takes longer."""
-        return tuple(judged for judged in self.layers if is_tiny(judged))
+        return tuple(judged for judged in self.layers if judged.is_tiny)
 
 
 def why_not_measured(figures: EngineFigures | None, measured: MeasurementsSpec) -> str:
     """Why an engine has no latency at batch 1. figures: None of versions that had none of any engine then."""
     own = (figures.reason or figures.unquoted.get("latency_ms_p50", "")) if figures else ""
     return f"not measured: {own or measured.incomplete or 'it has no latency at batch 1'}"
-
-
-def is_tiny(judged: LayerRoofline) -> bool:
-    """Whether a layer has so little work that starting it takes longer."""
-    return judged.bound == "overhead" and (judged.roof_us or 0.0) < _TINY_US
 
 
 def time_of(layers: Iterable[LayerRoofline]) -> float:

@@ -14,20 +14,13 @@ from hpml.components.diagnose.layers import Channels, Role
 
 Shape = tuple[int, ...]
 
-CONVOLUTIONS = {"Conv": 1, "FusedConv": 1, "NhwcFusedConv": 1, "ConvInteger": 1, "QLinearConv": 3}
-PRODUCTS = {
-    "Gemm": 1,
-    "FusedGemm": 1,
-    "MatMul": 1,
-    "FusedMatMul": 1,
-    "FusedMatMulActivation": 1,
-    "MatMulInteger": 1,
-    "MatMulIntegerToFloat": 1,
-    "DynamicQuantizeMatMul": 1,
-    "QLinearMatMul": 3,
-    "QGemm": 3,
-}  # op -> which of its inputs is the weights
-_WEIGHT_INPUT = {**CONVOLUTIONS, **PRODUCTS, "ConvTranspose": 1, "Attention": 1, "QAttention": 1}
+CONVOLUTIONS = frozenset({"Conv", "FusedConv", "NhwcFusedConv", "ConvInteger", "QLinearConv"})
+PRODUCTS = frozenset(
+    {"Gemm", "FusedGemm", "MatMul", "FusedMatMul", "FusedMatMulActivation", "MatMulInteger", "QGemm"}
+    | {"MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul"}
+)
+_WITH_WEIGHTS = CONVOLUTIONS | PRODUCTS | {"ConvTranspose", "Attention", "QAttention"}
+_WEIGHTS_FOURTH = frozenset({"QLinearConv", "QLinearMatMul", "QGemm"})  # behind x, its scale and zero point
 CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 _LAYOUT = frozenset({"ReorderInput", "ReorderOutput", "Transpose"})
 
@@ -151,5 +144,7 @@ def channels(node: Node) -> Channels:
 
 def weights_of(proto: onnx.NodeProto) -> str:
     """The name of the tensor that a node takes for its weights; empty if there is none."""
-    index = _WEIGHT_INPUT.get(proto.op_type)
-    return "" if index is None or index >= len(proto.input) else str(proto.input[index])
+    if proto.op_type not in _WITH_WEIGHTS:
+        return ""
+    index = 3 if proto.op_type in _WEIGHTS_FOURTH else 1
+    return str(proto.input[index]) if index < len(proto.input) else ""

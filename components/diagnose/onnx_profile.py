@@ -11,9 +11,10 @@ import math
 import tempfile
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -50,11 +51,11 @@ def profile(file: Path, cycled: Requests, *, threads: int, config: DiagnoseConfi
         named = place / "named.onnx"
         _name_all_nodes(graph)
         onnx.save(graph, named)
-        durations_us, shapes = _events(named, cycled, requests, threads, place)
-        times_us = _without_profiler(durations_us, threads, place)
-        layers = _layers(_optimized(place / "run.onnx"), _unblocked(named, place), times_us, shapes)
+        nodes = _nodes_timed(named, cycled, requests, threads, place)
+        nodes = _without_profiler(nodes, threads, place)
+        layers = _layers(_optimized(place / "run.onnx"), _unblocked(named, place), nodes)
         signed_us, unsigned_us = _signs_compared(file, graph, cycled, place)
-    return Profile(layers, one, all_, signed_us, unsigned_us, _too_short(times_us))
+    return Profile(layers, one, all_, signed_us, unsigned_us, _too_short(nodes))
 
 
 # ------------------------------------------------------------------------------------- running with a profile
@@ -69,10 +70,19 @@ def _name_all_nodes(graph: onnx.ModelProto) -> None:
         seen.add(node.name)
 
 
-def _events(
-    file: Path, cycled: Requests, requests: int, threads: int, place: Path
-) -> tuple[dict[str, list[float]], dict[str, tuple[Shapes, Shapes]]]:
-    """Durations in microseconds of each node, and the shapes of its inputs and outputs."""
+Shapes = list[tuple[str, Shape]]  # element type as ONNX Runtime spells it, and shape
+
+
+@dataclass(frozen=True)
+class _Timed:
+    """What the profiler saw of a node: its inputs and outputs, and its typical time."""
+
+    fed: Shapes
+    given: Shapes
+    time_us: float
+
+
+def _nodes_timed(file: Path, cycled: Requests, requests: int, threads: int, place: Path) -> dict[str, _Timed]:
     options = session_options(threads)
     options.enable_profiling = True
     options.profile_file_prefix = str(place / "profile")
@@ -80,46 +90,43 @@ def _events(
     session = onnxruntime.InferenceSession(file, options, providers=PROVIDERS["cpu"])
     for index in range(_WARMUP + requests):
         session.run(None, cycled[index % len(cycled)])
-    events = json.loads(Path(session.end_profiling()).read_bytes())
-    durations_us: dict[str, list[float]] = defaultdict(list)
-    shapes = {}
-    for event in events:
+    events: dict[str, list[Any]] = defaultdict(list)
+    for event in json.loads(Path(session.end_profiling()).read_bytes()):
         if event["cat"] == "Node" and event["name"].endswith(_EVENT):
-            node = event["name"].removesuffix(_EVENT)
-            durations_us[node].append(event["dur"])
-            arguments = event["args"]
-            shapes[node] = (_typed(arguments["input_type_shape"]), _typed(arguments["output_type_shape"]))
-    return {node: times[_WARMUP:] for node, times in durations_us.items()}, shapes
+            events[event["name"].removesuffix(_EVENT)].append(event)
+    return {node: _timed(of_node) for node, of_node in events.items()}
 
 
-def _without_profiler(durations_us: dict[str, list[float]], threads: int, place: Path) -> dict[str, float]:
-    """The time of each node less what the profiler adds to a kernel, a few microseconds.
+def _timed(events: list[Any]) -> _Timed:
+    fed, given = (
+        [(kind, tuple(shape)) for entry in events[-1]["args"][side] for kind, shape in entry.items()]
+        for side in ("input_type_shape", "output_type_shape")
+    )
+    return _Timed(fed, given, typical_us([event["dur"] for event in events[_WARMUP:]]))
+
+
+def _without_profiler(nodes: dict[str, _Timed], threads: int, place: Path) -> dict[str, _Timed]:
+    """The same less the time that the profiler adds to a kernel, a few microseconds.
 
     That is measured on kernels with nothing to do: a chain of negations of one number.
     """
     links = [f"link_{index}" for index in range(_EMPTY_KERNELS + 1)]
-    nodes = [helper.make_node("Neg", [a], [b], name=b) for a, b in pairwise(links)]
-    ends = [
-        helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch"]) for name in (links[0], links[-1])
-    ]
-    graph = helper.make_graph(nodes, "empty kernels", ends[:1], ends[1:])
+    chain = [helper.make_node("Neg", [a], [b], name=b) for a, b in pairwise(links)]
+    first, *_, last = (helper.make_tensor_value_info(name, TensorProto.FLOAT, ["batch"]) for name in links)
+    graph = helper.make_graph(chain, "empty kernels", [first], [last])
     model = helper.make_model(graph, opset_imports=[helper.make_opsetid("", 20)], ir_version=10)
-    (place / "empty").mkdir()
-    onnx.save(model, place / "empty" / "kernels.onnx")
-    empty_us, _ = _events(
-        place / "empty" / "kernels.onnx",
-        [{links[0]: np.zeros(1, np.float32)}],
-        50,
-        threads,
-        place / "empty",
-    )
-    cost_us = min(typical_us(times) for times in empty_us.values())
-    return {node: max(0.0, typical_us(times) - cost_us) for node, times in durations_us.items()}
+    empty = place / "empty"
+    empty.mkdir()
+    onnx.save(model, empty / "kernels.onnx")
+    request = {links[0]: np.zeros(1, np.float32)}
+    kernels = _nodes_timed(empty / "kernels.onnx", [request], 50, threads, empty)
+    cost_us = min(kernel.time_us for kernel in kernels.values())
+    return {name: replace(node, time_us=max(0.0, node.time_us - cost_us)) for name, node in nodes.items()}
 
 
-def _too_short(times_us: dict[str, float]) -> tuple[str, ...]:
+def _too_short(nodes: dict[str, _Timed]) -> tuple[str, ...]:
     """A note on the nodes whose time cannot be told from what the profiler adds to it."""
-    count = sum(time_us == 0 for time_us in times_us.values())
+    count = sum(node.time_us == 0 for node in nodes.values())
     if not count:
         return ()
     verb, times = (
@@ -128,16 +135,9 @@ def _too_short(times_us: dict[str, float]) -> tuple[str, ...]:
         else ("are", "their times are not known and count")
     )
     return (
-        f"{count} of {len(times_us)} {'layer' if len(times_us) == 1 else 'layers'} {verb} too short for ONNX "
+        f"{count} of {len(nodes)} {'layer' if len(nodes) == 1 else 'layers'} {verb} too short for ONNX "
         f"Runtime's profile, which counts whole microseconds: {times} as outside the layers",
     )
-
-
-Shapes = list[tuple[str, Shape]]  # element type as ONNX Runtime spells it, and shape
-
-
-def _typed(listed: list[dict[str, list[int]]]) -> Shapes:
-    return [(kind, tuple(shape)) for entry in listed for kind, shape in entry.items()]
 
 
 # ----------------------------------------------------------------------------------------- counting its graph
@@ -180,46 +180,33 @@ def _unblocked(file: Path, place: Path) -> dict[str, tuple[str, Shape]]:
     }
 
 
-@dataclass(frozen=True)
-class _Timed:
-    """A node that ran, and what the profiler saw of its inputs and outputs."""
-
-    proto: onnx.NodeProto
-    fed: Shapes
-    given: Shapes
-    time_us: float
-
-
 def _layers(
-    graph: _Graph,
-    unblocked: dict[str, tuple[str, Shape]],
-    times_us: dict[str, float],
-    shapes: dict[str, tuple[Shapes, Shapes]],
+    graph: _Graph, unblocked: dict[str, tuple[str, Shape]], nodes: dict[str, _Timed]
 ) -> tuple[Layer, ...]:
     ran = [
-        _Timed(graph.nodes[name], *shapes[name], time_us)
-        for name, time_us in times_us.items()
+        (graph.nodes[name], timed)
+        for name, timed in nodes.items()
         if name in graph.nodes  # else it is inside a loop or a branch, whose own event covers it
     ]
     tensors = {
         tensor: seen
-        for node in ran
-        for tensor, seen in zip(filter(None, node.proto.output), node.given, strict=False)
+        for proto, timed in ran
+        for tensor, seen in zip(filter(None, proto.output), timed.given, strict=False)
     }
-    known = {node.proto.input[0]: node.fed[0][1] for node in ran if node.fed and node.proto.input}
+    known = {proto.input[0]: timed.fed[0][1] for proto, timed in ran if timed.fed and proto.input}
     known |= {name: shape for name, (shape, _) in graph.constants.items()}
     known |= {name: shape for name, (_, shape) in tensors.items()}
-    return tuple(_layer(node, graph, unblocked, tensors, known) for node in ran)
+    return tuple(_layer(proto, timed, graph, unblocked, tensors, known) for proto, timed in ran)
 
 
 def _layer(
+    proto: onnx.NodeProto,
     timed: _Timed,
     graph: _Graph,
     unblocked: dict[str, tuple[str, Shape]],
     tensors: dict[str, tuple[str, Shape]],
     shapes: dict[str, Shape],
 ) -> Layer:
-    proto, given = timed.proto, timed.given
     source = onnx_counts.weights_of(proto)
     weights = (source if source in graph.constants else "", shapes.get(source, ()))
     # The blocked convolution of a tensor is named after it: "relu_nchwc", "relu_nchwc_token_3".
@@ -230,10 +217,10 @@ def _layer(
     return Layer(
         name=onnx_counts.layer_name(weights_name) or proto.name,
         op=proto.op_type,
-        precision=_precision(proto.op_type, given),
+        precision=_precision(proto.op_type, timed.given),
         flops=onnx_counts.flops(node),
         weight_bytes=sum(graph.constants[tensor][1] for tensor in proto.input if tensor in graph.constants),
-        activation_bytes=0 if onnx_counts.is_view(proto.op_type) else _bytes([*moving, *given]),
+        activation_bytes=0 if onnx_counts.is_view(proto.op_type) else _bytes([*moving, *timed.given]),
         time_us=timed.time_us,
         channels=onnx_counts.channels(node),
         role=onnx_counts.role(proto.op_type),
@@ -273,13 +260,9 @@ def _signs_compared(
     if not _make_unsigned(graph):
         return None, None
     onnx.save(graph, place / "unsigned.onnx")
-    measured = _in_turns(
-        {
-            "signed": OnnxSession(file, device="cpu", threads=1),
-            "unsigned": OnnxSession(place / "unsigned.onnx", device="cpu", threads=1),
-        },
-        cycled[0],
-    )
+    files = {"signed": file, "unsigned": place / "unsigned.onnx"}
+    sessions = {name: OnnxSession(file, device="cpu", threads=1) for name, file in files.items()}
+    measured = _in_turns(sessions, cycled[0])
     return measured["signed"], measured["unsigned"]
 
 

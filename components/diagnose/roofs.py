@@ -17,6 +17,8 @@ Device = Literal["cpu", "cuda"]
 
 # Where the roofs explain less of the time than this, something else takes most of it.
 EXPLAINED = 0.5
+# Work that the peaks allow to be done in less: starting a kernel and waking its threads takes as long.
+_TINY_US = 2.0
 
 
 @dataclass(frozen=True)
@@ -55,6 +57,11 @@ class LayerRoofline:
         if not self.layer.time_us:
             return None
         return bound_of(self.compute_us, self.memory_us, self.roof_us, self.layer.time_us)
+
+    @property
+    def is_tiny(self) -> bool:
+        """Whether it has so little work that starting it takes longer."""
+        return self.bound == "overhead" and (self.roof_us or 0.0) < _TINY_US
 
     @property
     def excess_us(self) -> float:
@@ -115,11 +122,8 @@ class Roofs:
         """
         faster = [name for size, name in self._levels if size < working_set_bytes]
         fitting = [name for size, name in self._levels if size >= working_set_bytes][:1]
-        for level in (*fitting, *dict.fromkeys(reversed(faster))):
-            roof = self._bandwidth(level)
-            if roof:
-                return roof.rate
-        return None
+        roofs = map(self._bandwidth, (*fitting, *dict.fromkeys(reversed(faster))))
+        return next((roof.rate for roof in roofs if roof), None)
 
     def sign_rates(self) -> tuple[float, float] | None:
         """Gflop/s of int8 products with signed and with unsigned activations; None unless both are known."""

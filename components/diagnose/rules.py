@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from hpml.artifacts.diagnosis import Finding
 from hpml.artifacts.interval import Interval
-from hpml.components.diagnose.facts import Facts, is_tiny, time_of
+from hpml.components.diagnose.facts import Facts, time_of
 from hpml.components.diagnose.roofs import LayerRoofline, share_of_roof
 
 # A finding has to be worth a reader's time: shares of a request below these are not mentioned.
@@ -181,7 +181,7 @@ def _slow_kernels(facts: Facts) -> Evidence | None:
     layers = [
         judged
         for judged in facts.layers
-        if not is_tiny(judged) and judged.share_of_roof is not None and judged.share_of_roof < _FAR_FROM_PEAK
+        if not judged.is_tiny and judged.share_of_roof is not None and judged.share_of_roof < _FAR_FROM_PEAK
     ]
     if facts.share(layers) < _LARGE_PART:
         return None
@@ -269,7 +269,7 @@ def _lanes(facts: Facts) -> Evidence | None:
         judged
         for judged in inner
         if judged.layer.channels.outputs % facts.lanes
-        and not is_tiny(judged)
+        and not judged.is_tiny
         and judged.layer.channels.groups == 1
     ]
     explains_us = sum(

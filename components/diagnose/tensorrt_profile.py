@@ -65,14 +65,9 @@ class Tensor:
     format: str  # TensorRT's words for its type and layout
 
     @property
-    def elements(self) -> int:
-        """Without what a layout fills channels up with; a dimension of -1 is the batch, which is 1."""
-        return math.prod(max(1, size) for size in self.shape)
-
-    @property
     def bytes(self) -> int:
-        """What it takes in memory."""
-        return self.elements * _ITEMSIZE.get(self.kind, 4)
+        """Without what a layout fills channels up with; a dimension of -1 is the batch, which is 1."""
+        return math.prod(max(1, size) for size in self.shape) * _ITEMSIZE.get(self.kind, 4)
 
 
 @dataclass(frozen=True)

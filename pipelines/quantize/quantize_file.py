@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import shutil
 import tempfile
 import time
-import uuid
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from hpml.core.atomic_files import write_text_atomic
+from hpml.core.atomic_files import write_bytes_atomic, write_text_atomic
 from hpml.core.contract import Config
 from hpml.core.errors import GateFailed, HpmlError, Terminated, UsageError
 from hpml.measuring.subjects import OnnxSubject
@@ -120,14 +118,14 @@ def quantize(
         found = next(iter(builds.values()))
         refused = bool(found.judgement.refusal)
         target = place.refused if refused else place.model
-        _put(next(iter(files.values())), target)
+        write_bytes_atomic(target, next(iter(files.values())).read_bytes())
         speed, reason = None, "the gate refused it"
         if not refused:
             variants = dict(list(files.items())[1:])
             speed, reason = _speed(home, (job.file, target), variants, found, options, command)
         if len(builds) > 1:
             name, note = _chosen(speed, str(target), tuple(builds))
-            _put(files[name], target)
+            write_bytes_atomic(target, files[name].read_bytes())
             found = builds[name].model_copy(update={"notes": (*builds[name].notes, note)})
     created_at = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     record = QuantizeRecord(
@@ -194,16 +192,6 @@ def _chosen(speed: BenchRecord | None, model: str, names: Sequence[str]) -> tupl
     if figures is None or figures.settings is None:
         return names[0], "whether signed activations would be faster was not measured"
     return figures.settings.variant or names[0], "of signed and unsigned activations the faster were kept"
-
-
-def _put(source: Path, target: Path) -> None:
-    """`source` at `target`, whole or not at all."""
-    part = target.with_name(f".{target.name}.{uuid.uuid4().hex}")
-    try:
-        shutil.copyfile(source, part)
-        part.replace(target)
-    finally:
-        part.unlink(missing_ok=True)
 
 
 def _sha256(file: Path) -> str:

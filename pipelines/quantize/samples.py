@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +23,7 @@ from hpml.tasks import pictures
 _LABELS = ("y", "labels")
 _CHANNELS = (1, 3)
 
+Named = dict[str, NDArray[Any]]
 Feeds = Mapping[str, NDArray[Any]]
 Rows = NDArray[np.int64]
 
@@ -79,26 +79,92 @@ def read(file: Path, data: Path, sizes: Mapping[str, int], how: Preprocessing) -
         raise ConfigInvalid(
             f"--data {data} cannot be used", why=f"it {why}", fix="give a folder of pictures or an .npz"
         )
-    return _of_arrays(data, subject, read_arrays(data), sizes, how)
+    return Arrays(data, subject, sizes, how)
 
 
 # -------------------------------------------------------------------------------------------------- arrays
 
 
 class Arrays(Samples):
-    """Arrays that are in memory. pixels: inputs whose arrays are pictures, to be preprocessed."""
+    """Those of an .npz file named as the inputs are; with one input also x, or x_train and x_test.
+
+    Inputs in `_pixels` are fed with pictures, which are preprocessed.
+    """
 
     def __init__(
-        self,
-        arrays: dict[str, NDArray[Any]],
-        taken: Signature,
-        sizes: Mapping[str, int],
-        how: Preprocessing,
-        pixels: set[str],
+        self, file: Path, subject: OnnxSubject, sizes: Mapping[str, int], how: Preprocessing
     ) -> None:
-        self.inputs, self.batch, self.sizes = taken.inputs, taken.batch, sizes
-        self._arrays, self._how, self._pixels = arrays, how, pixels
-        self.rows = len(next(iter(arrays.values())))
+        self._file, self._how, given = file, how, read_arrays(file)
+        names = [name for name, *_ in subject.declared_inputs()]
+        if len(names) == 1 and names[0] not in given:
+            self._arrays, labels = self._of_x(names[0], given)
+        elif lacking := [name for name in names if name not in given]:
+            raise self._lacks(
+                lacking[0],
+                given,
+                why=f"; the model takes {', '.join(names)}",
+                fix="save them by the names of the inputs, labels as y",
+            )
+        else:
+            self._arrays = {name: given[name] for name in names}
+            labels = [given[name] for name in _LABELS if name in given and name not in names][:1]
+        self._check(subject, sizes)
+        if labels:
+            self.labels = self._checked_labels(labels[0] if len(labels) == 1 else np.concatenate(labels))
+
+    def _of_x(self, name: str, given: Named) -> tuple[Named, list[NDArray[Any]]]:
+        """x, or both of its splits, as the input `name`; and as many labels, or none."""
+        ends = [end for end in ("_train", "_test") if f"x{end}" in given]
+        ends = ends or [end for end in ("",) if "x" in given]
+        if not ends:
+            fix = f"save the samples as {name} or x (or x_train and x_test), labels as y (y_train, y_test)"
+            raise self._lacks(name, given, fix=fix)
+        x = [given[f"x{end}"] for end in ends]
+        if len({(array.shape[1:], array.dtype) for array in x}) > 1:
+            raise ConfigInvalid(f"x_train and x_test of {self._file} differ in shape or type")
+        if len(x) == 2:
+            self.test = np.arange(len(x[0]), len(x[0]) + len(x[1]))
+        labels = [given[f"y{end}"] for end in ends if f"y{end}" in given]
+        together = x[0] if len(x) == 1 else np.concatenate(x)
+        return {name: together}, labels if len(labels) == len(x) else []
+
+    def _lacks(self, name: str, given: Named, *, why: str = "", fix: str) -> ConfigInvalid:
+        return ConfigInvalid(
+            f"{self._file} has no array for the input {name!r}",
+            why=f"it has {', '.join(sorted(given)) or 'none'}{why}",
+            fix=fix,
+        )
+
+    def _check(self, subject: OnnxSubject, sizes: Mapping[str, int]) -> None:
+        """Raises ConfigInvalid for an array that does not fit its input, StageFailed for one with NaN."""
+        counts = {name: array.shape[0] if array.ndim else 0 for name, array in self._arrays.items()}
+        if len(set(counts.values())) > 1 or not min(counts.values()):
+            told = ", ".join(f"{name} {count}" for name, count in counts.items())
+            raise ConfigInvalid(f"the arrays of {self._file} have no samples, or not equally many", why=told)
+        self.rows = next(iter(counts.values()))
+        self._pixels, known = set(), dict(sizes)
+        for name, dtype, dimensions in subject.declared_inputs():
+            array, shape = self._arrays[name], self._arrays[name].shape
+            is_bytes = array.dtype == np.uint8 and dtype.startswith("float") and len(dimensions) == 4
+            if is_bytes or not _fits(shape, dimensions):
+                self._pixels.add(name)
+                shape = _shape_of_pictures(self._file, name, array, dimensions)
+            for axis, (size, dimension) in enumerate(zip(shape, dimensions, strict=True)):
+                if axis and not isinstance(dimension, int):
+                    known[dimension or f"{name}.{axis}"] = size
+        taken = subject.signature(known)
+        self.inputs, self.batch, self.sizes = taken.inputs, taken.batch, known
+        for tensor in taken.inputs:
+            is_pixels = tensor.name in self._pixels
+            _check_numbers(self._file, tensor, self._arrays[tensor.name], is_pixels=is_pixels)
+
+    def _checked_labels(self, labels: NDArray[Any]) -> NDArray[np.int64]:
+        if labels.dtype.kind not in "iu" or labels.shape != (self.rows,) or labels.min() < 0:
+            raise ConfigInvalid(
+                f"the labels in {self._file} are {labels.dtype} {labels.shape}",
+                why=f"one whole number from 0 for each of {self.rows} samples is needed, not one-hot",
+            )
+        return labels.astype(np.int64)
 
     def feeds(self, rows: Rows) -> Feeds:
         """Cast to the types that the model takes."""
@@ -110,92 +176,11 @@ class Arrays(Samples):
         }
 
 
-def _of_arrays(
-    file: Path,
-    subject: OnnxSubject,
-    arrays: dict[str, NDArray[Any]],
-    sizes: Mapping[str, int],
-    how: Preprocessing,
-) -> Arrays:
-    """The arrays named as the inputs are; for a model with one input also x, or x_train and x_test."""
-    names = [name for name, *_ in subject.declared_inputs()]
-    if len(names) == 1 and names[0] not in arrays:
-        return _of_x(file, subject, names[0], arrays, sizes, how)
-    lacking = [name for name in names if name not in arrays]
-    if lacking:
-        raise ConfigInvalid(
-            f"{file} has no array for the input {lacking[0]!r}",
-            why=f"it has {', '.join(sorted(arrays)) or 'none'}; the model takes {', '.join(names)}",
-            fix="save them by the names of the inputs, labels as y",
-        )
-    fed = {name: arrays[name] for name in names}
-    samples = _checked(file, subject, fed, sizes, how)
-    labels = next((arrays[name] for name in _LABELS if name in arrays and name not in names), None)
-    samples.labels = _checked_labels(file, labels, samples.rows)
-    return samples
-
-
-def _of_x(
-    file: Path,
-    subject: OnnxSubject,
-    name: str,
-    arrays: dict[str, NDArray[Any]],
-    sizes: Mapping[str, int],
-    how: Preprocessing,
-) -> Arrays:
-    given: list[str] = [part for part in ("x_train", "x_test") if part in arrays]
-    parts = given or [part for part in ("x",) if part in arrays]
-    if not parts:
-        raise ConfigInvalid(
-            f"{file} has no array for the input {name!r}",
-            why=f"it has {', '.join(sorted(arrays)) or 'none'}",
-            fix=f"save the samples as {name} or x (or x_train and x_test), labels as y (y_train, y_test)",
-        )
-    if len({arrays[part].shape[1:] for part in parts}) > 1 or len({arrays[part].dtype for part in parts}) > 1:
-        raise ConfigInvalid(f"x_train and x_test of {file} differ in shape or type")
-    together = arrays[parts[0]] if len(parts) == 1 else np.concatenate([arrays[part] for part in parts])
-    samples = _checked(file, subject, {name: together}, sizes, how)
-    labels = [arrays[part.replace("x", "y", 1)] for part in parts if part.replace("x", "y", 1) in arrays]
-    if len(labels) == len(parts):
-        samples.labels = _checked_labels(file, np.concatenate(labels), samples.rows)
-    if len(parts) == 2:
-        samples.test = np.arange(len(arrays["x_train"]), samples.rows)
-    return samples
-
-
-def _checked(
-    file: Path,
-    subject: OnnxSubject,
-    arrays: dict[str, NDArray[Any]],
-    sizes: Mapping[str, int],
-    how: Preprocessing,
-) -> Arrays:
-    """Raises ConfigInvalid for an array that does not fit its input, StageFailed for one with NaN."""
-    counts = {name: array.shape[0] if array.ndim else 0 for name, array in arrays.items()}
-    if len(set(counts.values())) > 1 or not min(counts.values()):
-        told = ", ".join(f"{name} {count}" for name, count in counts.items())
-        raise ConfigInvalid(f"the arrays of {file} have no samples, or not equally many", why=told)
-    pixels, known = set(), dict(sizes)
-    for name, dtype, dimensions in subject.declared_inputs():
-        array, shape = arrays[name], arrays[name].shape
-        is_bytes = array.dtype == np.uint8 and dtype.startswith("float") and len(dimensions) == 4
-        if is_bytes or not _fits(shape, dimensions):
-            pixels.add(name)
-            shape = _shape_of_pictures(file, name, array, dimensions)
-        for axis, (size, dimension) in enumerate(zip(shape, dimensions, strict=True)):
-            if axis and not isinstance(dimension, int):
-                known[dimension or f"{name}.{axis}"] = size
-    taken = subject.signature(known)
-    for tensor in taken.inputs:
-        _check_numbers(file, tensor, arrays[tensor.name], is_pixels=tensor.name in pixels)
-    return Arrays(arrays, taken, known, how, pixels)
-
-
 def _fits(shape: Sequence[int], dimensions: Sequence[int | str | None]) -> bool:
     """Whether an array (rows, ...) is what the model takes, as it is."""
     return len(shape) == len(dimensions) and all(
         not isinstance(dimension, int) or size == dimension
-        for size, dimension in list(zip(shape, dimensions, strict=True))[1:]
+        for size, dimension in zip(shape[1:], dimensions[1:], strict=True)
     )
 
 
@@ -206,22 +191,18 @@ def _shape_of_pictures(
 
     Raises ConfigInvalid if they are none, or do not fit.
     """
-    if _fits(array.shape, dimensions):
-        return array.shape
+    shapes = [array.shape]
     nhwc = (*array.shape, 1) if array.ndim == 3 else array.shape
     if len(nhwc) == 4 and nhwc[3] in _CHANNELS:
-        nchw = (nhwc[0], nhwc[3], nhwc[1], nhwc[2])
-        for shape in (nchw, nhwc):
-            if _fits(shape, dimensions):
-                return shape
+        shapes += [(nhwc[0], nhwc[3], nhwc[1], nhwc[2]), nhwc]
+    for shape in shapes:
+        if _fits(shape, dimensions):
+            return shape
+    taken = ", ".join("?" if size is None else str(size) for size in dimensions)
     raise ConfigInvalid(
         f"the array for {name!r} in {file} does not fit the model",
-        why=f"it is {array.dtype} {array.shape}, the model takes {_in_words(dimensions)}, batch first",
+        why=f"it is {array.dtype} {array.shape}, the model takes ({taken}), batch first",
     )
-
-
-def _in_words(dimensions: Sequence[int | str | None]) -> str:
-    return f"({', '.join('?' if size is None else str(size) for size in dimensions)})"
 
 
 def _check_numbers(file: Path, tensor: Tensor, array: NDArray[Any], *, is_pixels: bool) -> None:
@@ -250,17 +231,6 @@ def _check_numbers(file: Path, tensor: Tensor, array: NDArray[Any], *, is_pixels
             raise ConfigInvalid(f"the array for {tensor.name!r} in {file} does not fit into {tensor.dtype}")
 
 
-def _checked_labels(file: Path, labels: NDArray[Any] | None, rows: int) -> NDArray[np.int64] | None:
-    if labels is None:
-        return None
-    if labels.dtype.kind not in "iu" or labels.shape != (rows,) or labels.min() < 0:
-        raise ConfigInvalid(
-            f"the labels in {file} are {labels.dtype} {labels.shape}",
-            why=f"one whole number from 0 for each of {rows} samples is needed, not one-hot",
-        )
-    return labels.astype(np.int64)
-
-
 # ------------------------------------------------------------------------------------------------- pictures
 
 
@@ -283,22 +253,17 @@ def preprocessed(images: NDArray[Any], tensor: Tensor, how: Preprocessing) -> ND
     return np.ascontiguousarray(values.transpose(0, 3, 1, 2) if channels_first else values)
 
 
-@dataclass(frozen=True)
-class _Layout:
-    height: int
-    width: int
-    channels: int
-
-
-def _layout(tensor: Tensor) -> _Layout:
-    """Where a picture's sides are in an input (channels, height, width) or (height, width, channels).
+def _shape_hwc(tensor: Tensor) -> tuple[int, int, int]:
+    """The sides and channels of the pictures that an input takes, (c, h, w) or (h, w, c).
 
     Raises ConfigInvalid if the input takes no pictures.
     """
-    if len(tensor.shape) == 3 and tensor.shape[0] in _CHANNELS:
-        return _Layout(tensor.shape[1], tensor.shape[2], tensor.shape[0])
-    if len(tensor.shape) == 3 and tensor.shape[2] in _CHANNELS:
-        return _Layout(*tensor.shape)
+    if len(tensor.shape) == 3:
+        first, second, third = tensor.shape
+        if first in _CHANNELS:
+            return second, third, first
+        if third in _CHANNELS:
+            return first, second, third
     raise ConfigInvalid(
         f"the input {tensor.name!r} takes no pictures",
         why=f"a sample is {tensor.dtype} {tensor.shape}; a picture has 3 dimensions, 1 or 3 of them channels",
@@ -318,11 +283,11 @@ class Pictures(Samples):
                 fix="give an .npz file with arrays by the names of the inputs",
             )
         self.inputs, self.batch, self.sizes, self._how = inputs, taken.batch, sizes, how
-        self._layout = _layout(inputs[0])
+        *self._size_hw, self._channels = _shape_hwc(inputs[0])
         for name, given in (("--mean", how.mean), ("--std", how.std)):
-            if len(given) not in (1, self._layout.channels):
+            if len(given) not in (1, self._channels):
                 raise ConfigInvalid(
-                    f"{name} has {len(given)} values, a picture has {self._layout.channels} channels"
+                    f"{name} has {len(given)} values, a picture has {self._channels} channels"
                 )
         self._list(folder)
 
@@ -344,9 +309,8 @@ class Pictures(Samples):
 
     def feeds(self, rows: Rows) -> Feeds:
         """As `prepare` reads them: upright, shrunk in proportion if larger, in the middle of black."""
-        size_hw = (self._layout.height, self._layout.width)
-        channels = MODES[self._layout.channels]
-        facts = POLICY | {"mode": channels, "resize": "shrink", "fit_within_hw": size_hw, "size_hw": size_hw}
+        size_hw, mode = tuple(self._size_hw), MODES[self._channels]
+        facts = POLICY | {"mode": mode, "resize": "shrink", "fit_within_hw": size_hw, "size_hw": size_hw}
         pixels = np.stack([_read_picture(self._files[row], facts) for row in rows])
         return {self.inputs[0].name: preprocessed(pixels, self.inputs[0], self._how)}
 
