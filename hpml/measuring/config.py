@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
-from typing import Annotated, Literal
+from typing import Annotated
 
 from pydantic import Field
 
@@ -32,7 +31,6 @@ class BenchmarkConfig(Config):
     batch_sizes: tuple[Annotated[int, Field(ge=1, le=4096)], ...] = (1, 8, 32)  # throughput is measured here
     warmup_requests: int = Field(default=20, ge=1, le=10_000)  # at each batch size, after each launch
     scenarios: tuple[ScenarioName, ...] = ("SingleStream", "MultiStream", "Offline", "Server")
-    scenario_backend: Literal["ours", "loadgen"] = "ours"  # loadgen: of the package mlcommons-loadgen
     scenario_seconds: float = Field(default=10.0, gt=0)  # that one scenario of one engine may take at most
     server_latency_bound_ms: float = Field(default=15.0, gt=0)  # of p99; MLPerf's for ResNet-50 is 15 ms
     concurrency: tuple[Annotated[int, Field(ge=1, le=256)], ...] = (1, 2, 4)  # clients of the closed loop
@@ -46,12 +44,7 @@ class BenchmarkConfig(Config):
     seed: int = Field(default=0, ge=0)  # of the order of the engines and the choice of images
 
     def unsupported_reason(self) -> str:
-        """Why this machine cannot pin so many threads or has no such backend; empty if it can and has."""
-        if self.scenario_backend == "loadgen" and importlib.util.find_spec("mlperf_loadgen") is None:
-            return (
-                "benchmark.scenario_backend is loadgen and mlcommons-loadgen is not installed: "
-                "pip install 'hpml-pipeline[loadgen]'"
-            )
+        """Why this machine cannot pin so many threads; empty if it can."""
         if self.threads and self.threads > usable_cpus():
             return f"benchmark.threads is {self.threads}, this machine has {usable_cpus()} CPUs to use"
         return ""

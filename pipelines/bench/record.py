@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 RECORD, SAMPLES, TABLE, PAGE = "bench.json", "samples.npz", "bench.csv", "bench.html"
 _LARGEST_SAMPLES = 2 * 1024**3  # bytes, unpacked
 _LARGEST_RECORD = 64 * 1024**2
-_RETIRED = ("requests_per_round", "images_per_round")
+_RETIRED = ("requests_per_round", "images_per_round", "scenario_backend")
 _ELSEWHERE = "not measured: it runs on a server"
 
 

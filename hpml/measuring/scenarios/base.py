@@ -7,20 +7,30 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from hpml.artifacts.measurements import ScenarioFigures, ScenarioName
+from hpml.artifacts.measurements import ConcurrencyFigures, ScenarioFigures, ScenarioName
 from hpml.measuring.bench import Bench, Disturbed
 from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.rounds import round_orders
-from hpml.measuring.scenarios.backends import Backend, WorkerRequest
 
 ROUNDS = 7  # from fewer the intervals are much wider: Student's t has two degrees of freedom less than rounds
 _TRIAL_REQUESTS, _TRIAL_S = 6, 0.1  # a trial ends with whichever comes first
 
 
+Figures = TypeVar("Figures", ScenarioFigures, ConcurrencyFigures)
+
+
 class Unmeasured(Exception):
     """Why there is no figure: the machine was disturbed, or the time is over."""
+
+
+class WorkerRequest(NamedTuple):
+    """What a worker is asked: one of its methods with arguments. at_once: requests at the same time."""
+
+    do: str
+    arguments: dict[str, Any]
+    at_once: int = 1
 
 
 @dataclass(frozen=True)
@@ -32,7 +42,6 @@ class Session:
     """
 
     bench: Bench
-    backend: Backend
     latency_ms: Mapping[str, Mapping[int, float]]
     longest_s: float
 
@@ -45,25 +54,32 @@ class Session:
         return f"not enough samples: {queries} of {needed} in {self.longest_s:g} s"
 
 
-class Scenario(ABC):
-    """One way in which queries come, and what is measured then."""
-
-    name: ScenarioName
-    metric: str
-    samples_per_query: int = 1
+class Load(ABC, Generic[Figures]):
+    """One way in which requests come, and what is measured then."""
 
     @abstractmethod
-    def measure(self, session: Session) -> dict[str, ScenarioFigures]:
+    def measure(self, session: Session) -> dict[str, Figures]:
         """The figures of every engine.
 
         Raises Unmeasured if the machine or the time does not allow any.
         """
 
+    @abstractmethod
+    def unmeasured(self, config: BenchmarkConfig, reason: str) -> Figures:
+        """Figures without a value, and why."""
+
+
+class Scenario(Load[ScenarioFigures]):
+    """A scenario of MLPerf."""
+
+    name: ScenarioName
+    metric: str
+    samples_per_query: int = 1
+
     def unmeasured(self, config: BenchmarkConfig, reason: str = "") -> ScenarioFigures:
         """Figures without a value, and why."""
         return ScenarioFigures(
             scenario=self.name,
-            backend="loadgen" if config.scenario_backend == "loadgen" else "ours",
             metric=self.metric,
             samples_per_query=self.samples_per_query,
             reason=reason,

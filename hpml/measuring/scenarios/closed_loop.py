@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpml.artifacts.measurements import ConcurrencyFigures
-from hpml.measuring.scenarios.backends import WorkerRequest
-from hpml.measuring.scenarios.base import ROUNDS, Session, in_rounds
+from hpml.measuring.config import BenchmarkConfig
+from hpml.measuring.scenarios.base import ROUNDS, Load, Session, WorkerRequest, in_rounds
 from hpml.measuring.statistics import quantile, rate, samples_needed
 
 if TYPE_CHECKING:
@@ -20,27 +21,32 @@ _REQUESTS_PER_CLIENT = 10  # at least, so that the end, where not all clients ar
 _P99 = 0.99
 
 
-def closed_loop(session: Session, clients: int) -> dict[str, ConcurrencyFigures]:
-    """Requests per second and latencies of every engine with so many clients.
+@dataclass(frozen=True)
+class ClosedLoop(Load[ConcurrencyFigures]):
+    """So many clients."""
 
-    Raises Unmeasured if the machine or the time does not allow any.
-    """
-    bench = session.bench
-    asked = {
-        name: WorkerRequest(
-            "closed_loop", {"clients": clients, "requests": _requests(session, name, clients)}, clients
-        )
-        for name in bench.names
-    }
-    replies = in_rounds(bench, asked, f"answering {clients} clients")
-    return {
-        name: _figures(
-            clients,
-            np.asarray([reply["latency_ns"] for reply in of_engine]) / 1e6,
-            np.asarray([reply["seconds"] for reply in of_engine])[:, None],
-        )
-        for name, of_engine in replies.items()
-    }
+    clients: int
+
+    def measure(self, session: Session) -> dict[str, ConcurrencyFigures]:
+        """Requests per second and latencies of every engine."""
+        asked = {}
+        for name in session.bench.names:
+            requests = _requests(session, name, self.clients)
+            arguments = {"clients": self.clients, "requests": requests}
+            asked[name] = WorkerRequest("closed_loop", arguments, self.clients)
+        replies = in_rounds(session.bench, asked, f"answering {self.clients} clients")
+        return {
+            name: _figures(
+                self.clients,
+                np.asarray([reply["latency_ns"] for reply in of_engine]) / 1e6,
+                np.asarray([[reply["seconds"]] for reply in of_engine]),
+            )
+            for name, of_engine in replies.items()
+        }
+
+    def unmeasured(self, config: BenchmarkConfig, reason: str) -> ConcurrencyFigures:
+        """Figures without a value, and why."""
+        return ConcurrencyFigures(clients=self.clients, reason=reason)
 
 
 def _requests(session: Session, name: str, clients: int) -> int:

@@ -14,7 +14,7 @@ import numpy as np
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import ScenarioFigures, ScenarioName
 from hpml.measuring.config import BenchmarkConfig
-from hpml.measuring.scenarios.base import Scenario, Session, Unmeasured, ask
+from hpml.measuring.scenarios.base import Scenario, Session, Unmeasured, WorkerRequest, ask
 from hpml.measuring.scenarios.bisection import PRECISION, Bisection
 from hpml.measuring.scenarios.early_stopping import allowed_overlatencies
 from hpml.measuring.statistics import samples_needed
@@ -125,13 +125,14 @@ def _try_next(session: Session, name: str, search: _Search) -> None:
         return
     queries = search.queries_at(rate)
     allowed = allowed_overlatencies(queries, _LEVEL)
-    asked = session.backend.by_arrival(
-        queries_per_s=rate,
-        queries=queries,
-        bound_ms=search.bound_ms,
-        allowed=allowed,
-        seed=session.bench.config.seed,
-    )
+    arguments = {
+        "requests_per_s": rate,
+        "requests": queries,
+        "bound_ms": search.bound_ms,
+        "allowed": allowed,
+        "seed": session.bench.config.seed,
+    }
+    asked = WorkerRequest("by_arrival", arguments)
     reply = ask(session.bench, name, asked, f"serving {rate:.3g} queries per second")
     search.seconds -= queries / rate
     late = sum(latency_ns > search.bound_ms * 1e6 for latency_ns in reply["latency_ns"])
