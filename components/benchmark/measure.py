@@ -15,12 +15,13 @@ from hpml.core.errors import ConfigInvalid, StageFailed
 from hpml.measuring.accuracy import paired_accuracies
 from hpml.measuring.bench import batch_sizes
 from hpml.measuring.config import BenchmarkConfig
-from hpml.measuring.figures import best_fp32, figures, timings
+from hpml.measuring.figures import best_fp32, engine_figures, timings
 from hpml.measuring.machine.environment import describe
-from hpml.measuring.paired import Batch1Analysis, pairs
-from hpml.measuring.resources import resource_figures
+from hpml.measuring.paired import compared
 from hpml.measuring.samples import write_samples
+from hpml.measuring.statistics import wilson
 from hpml.measuring.subjects import EngineSubject
+from hpml.measuring.subjects.tensors import known_of_engine
 from hpml.measuring.timed import Timed, time_subjects
 from hpml.tasks.images import load_split, to_x_nchw
 
@@ -44,23 +45,13 @@ def measure(
     timed = time_subjects(config, subjects, inputs, out)
     names = list(built)
     write_samples(out.path / "samples.npz", timed.rounds, names, config)
-    at_1 = Batch1Analysis.of(timed.rounds, names)
     fastest_fp32 = best_fp32(engines, timed.rounds, names, reference=config.reference)
-    spec = MeasurementsSpec(
-        reference=config.reference,
+    spec = timed.measurements(
+        config,
+        environment,
         best_fp32=fastest_fp32,
-        engines=_figures(config, engines, data, timed, fastest_fp32),
-        pairs=pairs(timed.rounds, names, precision=config.precision),
-        states=at_1.states if timed.rounds.states() else (),
-        rounds=len(at_1.state),
-        rounds_of_launches=tuple(at_1.launches),
-        slice_ms=config.slice_ms,
-        threads=timed.threads,
-        seed=config.seed,
-        environment=environment,
-        harness_us_per_request=timed.harness_us_per_request,
-        conditions=timed.conditions,
-        incomplete=timed.incomplete,
+        engines=described(config, engines, data, timed, fastest_fp32),
+        **compared(timed.rounds, names, precision=config.precision),
     )
     rejected = f"{timed.incomplete}; benchmark.require_quiet is set" if config.require_quiet else ""
     return Result(
@@ -106,32 +97,27 @@ def _inputs(config: BenchmarkConfig, built: Engines, data: Artifact[DatasetSpec]
     return to_x_nchw(images_nhwc[np.resize(rows, wanted)], taken.pop())
 
 
-def _figures(
+def described(
     config: BenchmarkConfig, engines: Engines, data: Artifact[DatasetSpec], timed: Timed, fastest_fp32: str
 ) -> dict[str, EngineFigures]:
-    names = list(timed.launches)
-    measured = {name: build_of(engines[name], timed.settings[name].variant) for name in names}
-    engines = {**engines, **measured}
-    timings_of = timings(timed.rounds, config, names, fastest_fp32=fastest_fp32, busy=timed.conditions.busy)
-    described = figures(
-        engines,
-        timings_of,
-        data=data.spec,
-        paired=paired_accuracies(engines, data, reference=config.reference),
-        busy=timed.conditions.busy,
-    )
-    for name, launches in timed.launches.items():
-        resources = resource_figures(
-            launches, timed.energy.get(name), described[name].throughput, config.price_per_hour
+    """The figures of every engine, built or not. timed: those that were. fastest_fp32: empty without one."""
+    built = {name: build_of(engines[name], used.variant) for name, used in timed.settings.items()}
+    engines = {**engines, **built}
+    busy = timed.conditions.busy
+    timings_of = timings(timed.rounds, config, list(built), fastest_fp32=fastest_fp32, busy=busy)
+    paired = paired_accuracies(engines, data, reference=config.reference)
+    found = {}
+    for name, engine in engines.items():
+        spec, known = engine.spec, known_of_engine(engine.spec)
+        if name not in built:
+            found[name] = EngineFigures(status="not built", reason=spec.reason, **known)
+            continue
+        known["accuracy_top1"] = wilson(spec.accuracy_top1, data.spec.splits["test"].rows)
+        known["paired"] = paired.get(name)
+        found[name] = engine_figures(
+            known, timings_of[name], timed.told[name], busy=busy, price_per_hour=config.price_per_hour
         )
-        more = {
-            "settings": timed.settings[name],
-            "resources": resources,
-            "scenarios": timed.scenarios.get(name, ()),
-            "concurrency": timed.concurrency.get(name, ()),
-        }
-        described[name] = described[name].model_copy(update=more)
-    return described
+    return found
 
 
 def _metrics(spec: MeasurementsSpec) -> dict[str, float]:

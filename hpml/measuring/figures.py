@@ -3,17 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.interval import Interval
-from hpml.artifacts.measurements import EngineFigures, PairedAccuracy, Throughput
+from hpml.artifacts.measurements import EngineFigures, Throughput
 from hpml.measuring.paired import MIN_ROUNDS, Batch1Analysis, counts, reference_of, undisturbed_rows
-from hpml.measuring.statistics import quantile, rate, samples_needed, wilson
+from hpml.measuring.resources import LaunchRecord, resource_figures
+from hpml.measuring.statistics import quantile, rate, samples_needed
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -42,43 +42,32 @@ def best_fp32(
     )
 
 
-def figures(
-    engines: Mapping[str, Artifact[EngineSpec]],
-    timed: Mapping[str, Mapping[str, Any]],
+def engine_figures(
+    known: Mapping[str, Any],
+    timed: Mapping[str, Any],
+    told: LaunchRecord,
     *,
-    data: DatasetSpec,
-    paired: Mapping[str, PairedAccuracy],
     busy: str,
-) -> dict[str, EngineFigures]:
-    """The figures of every engine, built or not. timed: `timings` of those that were.
+    price_per_hour: float | None,
+) -> EngineFigures:
+    """The figures of an engine that was to be timed.
 
-    paired: of each of them but the reference. busy: why one has no latency, in words.
+    known: fields of them that need no measuring. timed: what `timings` has of it. busy: why there is no
+    latency, in words.
     """
-    described = {}
-    for name, engine in engines.items():
-        spec = engine.spec
-        status: Literal["measured", "not measured", "not built"] = "not built"
-        reason, more = spec.reason, {}
-        if name in timed:
-            known = "latency_ms_p50" in timed[name]
-            status, reason = ("measured", reason) if known else ("not measured", busy)
-            more = {
-                "accuracy_top1": wilson(spec.accuracy_top1, data.splits["test"].rows),
-                "paired": paired.get(name),
-                **timed[name],
-            }
-        described[name] = EngineFigures(
-            status=status,
-            reason=reason,
-            target=str(spec.target["target"]),
-            precision=spec.precision,
-            methods=spec.methods,
-            size_bytes=spec.size_bytes,
-            parameters=spec.parameters,
-            macs=spec.macs,
-            **more,
-        )
-    return described
+    is_measured = "latency_ms_p50" in timed
+    return EngineFigures.model_validate(
+        {
+            "status": "measured" if is_measured else "not measured",
+            "reason": "" if is_measured else busy,
+            **known,
+            **timed,
+            "settings": told.settings,
+            "resources": resource_figures(told, timed["throughput"], price_per_hour),
+            "scenarios": told.scenarios,
+            "concurrency": told.concurrency,
+        }
+    )
 
 
 def timings(

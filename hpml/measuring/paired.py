@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -145,30 +145,21 @@ def core_states(rounds: Sequence[Round], states: States | None) -> tuple[CoreSta
         return (CoreState(name="", round_trip_ns=nothing, share=1, seconds=0),)
     of_round = state_of(rounds, states)
     took_s = np.array([one.seconds for one in rounds])
-    seconds = [float(took_s[of_round == index].sum()) for index in range(len(states.names))]
-    probes = states.of(states.round_trip_ns)
-    described = []
-    for index, name in enumerate(states.names):
-        low, high = states.spans[index]
-        centre = float(np.median(states.round_trip_ns[probes == index]))
-        share = seconds[index] / sum(seconds) if sum(seconds) else 1 / len(seconds)
-        described.append(
-            CoreState(
-                name=name,
-                round_trip_ns=Interval(value=centre, low=low, high=high),
-                share=share,
-                seconds=seconds[index],
-            )
-        )
-    return tuple(described)
+    return states.described([float(took_s[of_round == index].sum()) for index in range(len(states.names))])
 
 
-def pairs(
-    rounds: Rounds, names: Sequence[str], *, precision: float = MAX_HALF_WIDTH
-) -> tuple[PairedRatio, ...]:
-    """Each two engines once, the later against the earlier."""
+def compared(rounds: Rounds, names: Sequence[str], *, precision: float) -> dict[str, Any]:
+    """What the rounds say of all engines together, as fields of `MeasurementsSpec`.
+
+    Of pairs each two engines are one, the later against the earlier.
+    """
     at_1 = Batch1Analysis.of(rounds, names, precision=precision)
-    return tuple(at_1.ratio(engine, baseline) for baseline, engine in itertools.combinations(names, 2))
+    return {
+        "pairs": tuple(at_1.ratio(engine, baseline) for baseline, engine in itertools.combinations(names, 2)),
+        "states": at_1.states if rounds.states() else (),
+        "rounds": len(at_1.state),
+        "rounds_of_launches": tuple(at_1.launches),
+    }
 
 
 # ----------------------------------------------------------------------------------------- is it enough?

@@ -17,7 +17,8 @@ from collections.abc import Iterator, Sequence
 from hpml.core.contract import Output
 from hpml.measuring.bench import Bench, batch_sizes
 from hpml.measuring.paired import is_precise, missing
-from hpml.measuring.rounds import RoundCheckpoint, RoundPlan, Rounds, round_orders
+from hpml.measuring.rounds import Rounds, round_orders
+from hpml.measuring.samples import RoundCheckpoint, RoundPlan
 from hpml.measuring.settings import choose_settings
 
 
@@ -49,7 +50,7 @@ def time_rounds(bench: Bench, out: Output) -> Rounds:
         try:
             _time_launch(bench, rounds, launch, orders, out)
         finally:
-            kept.add(RoundPlan(bench.settings, bench.requests), rounds.all[before:])
+            kept.add(RoundPlan(settings=bench.settings, requests=bench.requests), rounds.all[before:])
     bench.grant(max(0.0, config.scenario_budget_s - max(0.0, bench.now_s() - until_s)))
     return rounds
 

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist
+from statistics import NormalDist, fmean, stdev
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -87,6 +87,14 @@ def rate(amount_per_request: float, seconds: NDArray[np.float64], launches: Sequ
     """Amount per second of all requests, one after the other, that took `seconds` (rounds, requests)."""
     influences = seconds.mean(axis=1) / seconds.mean() - 1
     return _around(amount_per_request / float(seconds.mean()), influences, launches)
+
+
+def geometric_mean(values: Sequence[float]) -> Interval:
+    """That of at least two independent values with Student's 95 % interval, on the logarithm."""
+    logs = [math.log(value) for value in values]
+    half = student_t(0.5 + CONFIDENCE / 2, len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
+    centre = fmean(logs)
+    return Interval(value=math.exp(centre), low=math.exp(centre - half), high=math.exp(centre + half))
 
 
 def wilson(share: float, trials: int) -> Interval:

@@ -5,48 +5,67 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from hpml.artifacts.measurements import ConcurrencyFigures, Conditions, EngineSettings, ScenarioFigures
+from hpml.artifacts.measurements import (
+    ConcurrencyFigures,
+    Conditions,
+    EngineSettings,
+    MeasurementsSpec,
+    ScenarioFigures,
+)
 from hpml.core.contract import Output
-from hpml.measuring.bench import Bench, Launches
+from hpml.measuring.bench import Bench
 from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.machine import gpu
 from hpml.measuring.machine.energy import measure_energy
 from hpml.measuring.machine.environment import Pressure
 from hpml.measuring.paired import missing
 from hpml.measuring.protocol import time_rounds
-from hpml.measuring.resources import Energy
+from hpml.measuring.resources import Energy, LaunchRecord
 from hpml.measuring.rounds import Rounds
 from hpml.measuring.scenarios import run_all
 from hpml.measuring.subjects import Subject
+
+_ELSEWHERE = "not measured: it runs on a server"
 
 
 @dataclass(frozen=True)
 class Timed:
     """What was timed of each subject, and how quiet it was.
 
-    missing: which figures there are too few undisturbed rounds for; empty if there are enough for all.
+    harness_us_per_request: what timing itself costs. missing: which figures there are too few undisturbed
+    rounds for; empty if there are enough for all.
     """
 
     rounds: Rounds
-    launches: dict[str, Launches]
+    told: dict[str, LaunchRecord]
     settings: dict[str, EngineSettings]
-    energy: dict[str, Energy]
-    scenarios: dict[str, tuple[ScenarioFigures, ...]]
-    concurrency: dict[str, tuple[ConcurrencyFigures, ...]]
     conditions: Conditions
     threads: int
+    harness_us_per_request: float
     missing: str = ""
-
-    @property
-    def harness_us_per_request(self) -> float:
-        """What timing itself costs, in the process where it cost most."""
-        return max(launches.harness_us_per_request for launches in self.launches.values())
 
     @property
     def incomplete(self) -> str:
         """What is not measured, and why; empty if nothing."""
         return f"not measured: {self.missing}: {self.conditions.busy}" if self.missing else ""
+
+    def measurements(
+        self, config: BenchmarkConfig, environment: dict[str, str], **found: Any
+    ) -> MeasurementsSpec:
+        """All of it as an artifact carries it. found: the fields that follow from the rounds."""
+        return MeasurementsSpec(
+            reference=config.reference,
+            slice_ms=config.slice_ms,
+            threads=self.threads,
+            seed=config.seed,
+            environment=environment,
+            harness_us_per_request=self.harness_us_per_request,
+            conditions=self.conditions,
+            incomplete=self.incomplete,
+            **found,
+        )
 
 
 def time_subjects(
@@ -61,19 +80,13 @@ def time_subjects(
     bench = Bench(subjects, inputs, config, out)
     before, gpu_before = Pressure.read(), gpu.read()
     rounds = time_rounds(bench, out)
-    scenarios: dict[str, tuple[ScenarioFigures, ...]] = {}
-    concurrency: dict[str, tuple[ConcurrencyFigures, ...]] = {}
-    for name, (of_scenarios, of_clients) in run_all(bench, longest_s=config.scenario_seconds).items():
-        scenarios[name], concurrency[name] = of_scenarios, of_clients
+    of_loads = run_all(bench, longest_s=config.scenario_seconds)
     energy = measure_energy(bench)
     after, watch = Pressure.read(), bench.watch
     return Timed(
         rounds=rounds,
-        launches=bench.launches,
+        told={name: _told(bench, name, energy[name], of_loads[name]) for name in bench.names},
         settings=bench.settings,
-        energy=energy,
-        scenarios=scenarios,
-        concurrency=concurrency,
         conditions=Conditions(
             slices=watch.slices,
             dropped=watch.dropped,
@@ -83,5 +96,21 @@ def time_subjects(
             unseen=watch.unseen,
         ),
         threads=bench.threads,
+        harness_us_per_request=bench.harness_us_per_request,
         missing=missing(rounds, config, bench.names),
     )
+
+
+def _told(
+    bench: Bench,
+    name: str,
+    energy: Energy,
+    of_loads: tuple[tuple[ScenarioFigures, ...], tuple[ConcurrencyFigures, ...]],
+) -> LaunchRecord:
+    """What was told of one subject. Of one that runs elsewhere, our own process tells nothing."""
+    launches, (scenarios, concurrency) = bench.launches[name], of_loads
+    found: dict[str, Any] = {"device": launches.device, "energy_source": _ELSEWHERE}
+    if launches.device != "remote":
+        energy_told = {"energy_mj_per_request": energy.mj_per_request, "energy_source": energy.source}
+        found = {**vars(launches), **energy_told}
+    return LaunchRecord(**found, settings=bench.settings[name], scenarios=scenarios, concurrency=concurrency)

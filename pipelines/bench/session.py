@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpml.artifacts.measurements import MeasurementsSpec, OutputComparison, OutputFigures
+from hpml.artifacts.measurements import OutputComparison, OutputFigures
 from hpml.core import memory
 from hpml.core.atomic_files import new_folder_beside
 from hpml.core.contract import Events, Output, validate
@@ -24,7 +24,7 @@ from hpml.measuring.config import BenchmarkConfig, Quiet
 from hpml.measuring.subjects import EngineSubject
 from hpml.pipelines.bench import record as records
 from hpml.pipelines.bench.measurable import Measurable, check_batches
-from hpml.pipelines.bench.record import BenchRecord
+from hpml.pipelines.bench.record import BenchRecord, SubjectRecord
 from hpml.pipelines.command_pages.bench import bench_page
 from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.run_record import RunRecord, StepRecord
@@ -106,22 +106,11 @@ def measure(
             notes=(*_notes(found), *not_finite(outputs)),
             outputs=outputs,
             subjects={
-                name: records.subject_record(name, item.subject.subject, item.known, timed)
+                name: SubjectRecord(kind=item.subject.subject, known=item.known, **dict(timed.told[name]))
                 for name, item in found.items()
             },
-            measurements=MeasurementsSpec(
-                reference=config.reference,
-                best_fp32="",
-                engines={},
-                rounds=0,  # as all that follows from the samples: see `analysed`
-                slice_ms=config.slice_ms,
-                threads=timed.threads,
-                seed=config.seed,
-                environment=environment,
-                harness_us_per_request=timed.harness_us_per_request,
-                conditions=timed.conditions,
-                incomplete=timed.incomplete,
-            ),
+            # What follows from the samples is not there yet: see `analysed`.
+            measurements=timed.measurements(config, environment, best_fp32="", engines={}, rounds=0),
         )
         record = records.analysed(record, timed.rounds)
         _write(place, record, lambda file: write_samples(file, timed.rounds, list(found), config))

@@ -25,7 +25,8 @@ from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.machine.watch import WAITED
 from hpml.measuring.process.engine_process import EngineProcess
 from hpml.measuring.protocol import time_rounds
-from hpml.measuring.rounds import RoundCheckpoint, round_orders
+from hpml.measuring.rounds import round_orders
+from hpml.measuring.samples import RoundCheckpoint
 from hpml.measuring.subjects import EngineSubject
 from hpml.tasks.images import load_split, to_x_nchw
 

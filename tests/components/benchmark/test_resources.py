@@ -16,30 +16,36 @@ from hpml.core import hardware
 from hpml.measuring.bench import Disturbed, Launches
 from hpml.measuring.machine import energy, gpu
 from hpml.measuring.machine.energy import measure_energy, rapl_counter
-from hpml.measuring.resources import Energy, over_launches, resource_figures
+from hpml.measuring.resources import LaunchRecord, resource_figures
+
+
+def cold_start(values: list[float]) -> Interval | None:
+    return resource_figures(LaunchRecord(cold_start_ms=tuple(values)), (), None).cold_start_ms
 
 
 def test_the_interval_over_launches_is_students_on_the_logarithm() -> None:
-    found = over_launches([100.0, 105.0, 110.25, 115.7625, 121.550625])
+    found = cold_start([100.0, 105.0, 110.25, 115.7625, 121.550625])
     assert found is not None
     assert found.value == pytest.approx(110.25)
     half = 2.776 * math.log(1.05) * math.sqrt(2.5) / math.sqrt(5)  # t with 4 degrees of freedom
     assert math.log(found.high / found.value) == pytest.approx(half, rel=0.01)
     assert math.log(found.value / found.low) == pytest.approx(half, rel=0.01)
-    assert over_launches([5.0]) is None
+    assert cold_start([5.0]) is None
 
 
 def test_the_price_is_that_of_the_best_batch_and_its_interval_is_turned_over() -> None:
     rates = [Interval(value=v, low=v / 2, high=v * 2) for v in (1000.0, 4000.0)]
     throughput = [Throughput(batch=1, images_per_s=rates[0]), Throughput(batch=8, images_per_s=rates[1])]
-    price = resource_figures(Launches(), None, throughput, 3.6).price_per_million
+    price = resource_figures(LaunchRecord(), throughput, 3.6).price_per_million
     assert price is not None
     assert (price.low, price.value, price.high) == pytest.approx((0.125, 0.25, 0.5))
-    assert resource_figures(Launches(), None, throughput, None).price_per_million is None
+    assert resource_figures(LaunchRecord(), throughput, None).price_per_million is None
 
 
 def test_what_was_not_measured_is_none() -> None:
-    figures = resource_figures(Launches(cold_start_ms=[9.0]), Energy((), "not measured: no counter"), (), 1.0)
+    figures = resource_figures(
+        LaunchRecord(cold_start_ms=(9.0,), energy_source="not measured: no counter"), (), 1.0
+    )
     assert figures.cold_start_ms is None
     assert figures.peak_rss_bytes is None
     assert figures.price_per_million is None
