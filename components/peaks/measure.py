@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -36,9 +36,9 @@ def measure(config: PeaksConfig, out: Output) -> Result[PeaksSpec]:
     threads = sorted(set(config.threads or (1, out.threads)))
     cpus = sorted(os.sched_getaffinity(0))
     threads_before, precision_before = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    with ExitStack() as closing:
-        closing.callback(torch.set_num_threads, threads_before)
-        closing.callback(torch.set_float32_matmul_precision, precision_before)
+    with ExitStack() as restored:
+        restored.callback(torch.set_num_threads, threads_before)
+        restored.callback(torch.set_float32_matmul_precision, precision_before)
         measured = [one for group in _groups(config, threads, cpus, out) for one in group]
     points = [point for point, _ in measured]
     spec = PeaksSpec(
@@ -110,7 +110,7 @@ def _cpu_probes(config: PeaksConfig, cpus: Sequence[int]) -> Iterator[list[Probe
     threads, limit_bytes = len(cpus), int(_MEMORY_SHARE * memory.available_bytes())
     levels = MemoryLevels.of(cpus)
     memory_bytes = bandwidth.largest_of_a_thread(levels, threads, limit_bytes)
-    with bandwidth.crew(cpus, memory_bytes) as crew:
+    with closing(bandwidth.Crew(cpus, memory_bytes)) as crew:
         series = (*torch_series(threads), *_onnx_series(threads))
         yield [
             *bandwidth.probes(crew, levels, threads=threads, limit_bytes=limit_bytes),

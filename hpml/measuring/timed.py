@@ -80,7 +80,7 @@ def time_subjects(
     bench = Bench(subjects, inputs, config, out)
     before, gpu_before = Pressure.read(), gpu.read()
     rounds = time_rounds(bench, out)
-    of_loads = run_all(bench, longest_s=config.scenario_seconds)
+    of_loads = run_all(bench)
     energy = measure_energy(bench)
     after, watch = Pressure.read(), bench.watch
     return Timed(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import shutil
 import sys
@@ -14,13 +13,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpml.artifacts.measurements import OutputComparison, OutputFigures
+from hpml.artifacts.measurements import OutputComparison
 from hpml.core import memory
 from hpml.core.atomic_files import new_folder_beside
 from hpml.core.contract import Events, Output, validate
 from hpml.core.errors import ConfigInvalid, GateFailed, Unavailable, UsageError, disk_full_explained
 from hpml.core.hardware import usable_cpus
 from hpml.measuring.config import BenchmarkConfig, Quiet
+from hpml.measuring.machine.environment import describe, versions
 from hpml.measuring.subjects import EngineSubject
 from hpml.pipelines.bench import record as records
 from hpml.pipelines.bench.measurable import Measurable, check_batches
@@ -81,7 +81,6 @@ def measure(
     Raises ConfigInvalid for options that cannot be met, Unavailable if a run of the workspace uses the
     machine, and StageFailed that names what crashed or answers wrongly.
     """
-    from hpml.measuring.machine.environment import describe
     from hpml.measuring.samples import write_samples
     from hpml.measuring.timed import time_subjects
 
@@ -102,7 +101,7 @@ def measure(
             created_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             command=tuple(command),
             config=config,
-            libraries=_libraries(),
+            libraries=versions(_LIBRARIES),
             notes=(*_notes(found), *not_finite(outputs)),
             outputs=outputs,
             subjects={
@@ -170,19 +169,12 @@ def check_figures(options: BenchOptions) -> None:
 
 
 def _validated(fields: Mapping[str, Any], options: BenchOptions) -> BenchmarkConfig:
-    told = {
-        "rounds": options.rounds,
-        "launches": options.launches,
-        "threads": options.threads,
-        "time_budget_s": options.budget_s,
-        "precision": options.precision,
-        "price_per_hour": options.price_per_hour,
-    }
+    same_names = ("rounds", "launches", "threads", "precision", "price_per_hour")
+    told = {"time_budget_s": options.budget_s, **{name: getattr(options, name) for name in same_names}}
     given = {name: value for name, value in told.items() if value is not None}
     config: BenchmarkConfig = validate(BenchmarkConfig, {**fields, **given}, where="the command line")
-    unsupported_reason = config.unsupported_reason()
-    if unsupported_reason:
-        raise ConfigInvalid("this machine cannot do that", why=unsupported_reason)
+    if why := config.unsupported_reason():
+        raise ConfigInvalid("this machine cannot do that", why=why)
     return config
 
 
@@ -206,16 +198,6 @@ def _quiet(found: Mapping[str, Measurable], options: BenchOptions) -> Quiet:
 def _notes(found: Mapping[str, Measurable]) -> tuple[str, ...]:
     servers = [name for name, item in found.items() if item.subject.subject == "server"]
     return (_NOTE_SERVER.format(names=" and ".join(servers)), _NOTE_SHARED) if servers else ()
-
-
-def _libraries() -> dict[str, str]:
-    versions = {}
-    for name in _LIBRARIES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
 
 
 # ----------------------------------------------------------------------------------------- inputs and outputs
@@ -292,17 +274,13 @@ def _compare_outputs(
 
 def not_finite(outputs: Mapping[str, OutputComparison]) -> tuple[str, ...]:
     """Which outputs hold numbers that are not finite, in words."""
-    return tuple(
-        f"{name} answers {_count_not_finite(one)} in {one.name!r}, of {one.numbers:,} numbers."
-        for name, comparison in outputs.items()
-        for one in comparison.outputs
-        if one.nan or one.infinite
-    )
-
-
-def _count_not_finite(one: OutputFigures) -> str:
-    counts = {"NaN": one.nan, "infinity": one.infinite}
-    return " and ".join(f"{kind} {count:,} times" for kind, count in counts.items() if count)
+    found = []
+    for name, comparison in outputs.items():
+        for one in comparison.outputs:
+            counts = {"NaN": one.nan, "infinity": one.infinite}
+            if said := " and ".join(f"{kind} {count:,} times" for kind, count in counts.items() if count):
+                found.append(f"{name} answers {said} in {one.name!r}, of {one.numbers:,} numbers.")
+    return tuple(found)
 
 
 def _new_place(place: Path) -> Path:
@@ -348,9 +326,11 @@ def page(record: BenchRecord, over_time: LatencyOverTime | None = None) -> str:
 
 def machine_facts() -> dict[str, str]:
     """What figures of this machine depend on, in words."""
-    from hpml.measuring.machine.environment import describe
+    return {**describe(), **_in_words(versions(_LIBRARIES))}
 
-    return {**describe(), **{f"{name} version": version for name, version in _libraries().items()}}
+
+def _in_words(libraries: Mapping[str, str]) -> dict[str, str]:
+    return {f"{name} version": version for name, version in libraries.items()}
 
 
 def facts(record: BenchRecord) -> dict[str, str]:
@@ -361,7 +341,7 @@ def facts(record: BenchRecord) -> dict[str, str]:
         "command": " ".join(record.command),
         "device": "; ".join(sorted(set(devices.values()))),
         **record.measurements.environment,
-        **{f"{name} version": version for name, version in record.libraries.items()},
+        **_in_words(record.libraries),
     }
 
 

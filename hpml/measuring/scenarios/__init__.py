@@ -15,8 +15,6 @@ from hpml.measuring.scenarios.offline import Offline
 from hpml.measuring.scenarios.percentile import MultiStream, SingleStream
 from hpml.measuring.scenarios.server import Server
 
-LONGEST_S = 10.0
-
 SCENARIOS: dict[ScenarioName, Scenario] = {
     "SingleStream": SingleStream(),
     "MultiStream": MultiStream(),
@@ -27,35 +25,34 @@ SCENARIOS: dict[ScenarioName, Scenario] = {
 Measured = dict[str, tuple[tuple[ScenarioFigures, ...], tuple[ConcurrencyFigures, ...]]]
 
 
-def run_all(bench: Bench, *, longest_s: float = LONGEST_S) -> Measured:
+def run_all(bench: Bench) -> Measured:
     """The closed loops and the scenarios of the config, of every engine, each in processes of their own.
 
     Of their own, because torch keeps a pool of threads for every client that ever asked, and is slower from
-    then on. The loops come first, because the search of Server takes longest.
-    longest_s: what one scenario may take of one engine. A figure that the machine or the time did not allow
-    is None, with the reason.
+    then on. The loops come first, because the search of Server takes longest. A figure that the machine or
+    the time did not allow is None, with the reason.
     Raises StageFailed that names the engine that crashed.
     """
     config = bench.config
     clients = [ClosedLoop(count) for count in sorted(set(config.concurrency))]
     wanted = [SCENARIOS[name] for name in config.scenarios]
     batches = {*batch_sizes(config), *(scenario.samples_per_query for scenario in wanted)}
-    loops = _measured(bench, clients, {1}, longest_s)
-    scenarios = _measured(bench, wanted, batches, longest_s)
+    loops = _measured(bench, clients, {1})
+    scenarios = _measured(bench, wanted, batches)
     return {
         name: (tuple(of[name] for of in scenarios), tuple(of[name] for of in loops)) for name in bench.names
     }
 
 
 def _measured(
-    bench: Bench, loads: Sequence[Load[Figures]], batches: Iterable[int], longest_s: float
+    bench: Bench, loads: Sequence[Load[Figures]], batches: Iterable[int]
 ) -> list[dict[str, Figures]]:
     """The figures of every engine under each load, in fresh processes."""
     if not loads:
         return []
     with bench.launched():
         try:
-            session = Session(bench, trials(bench, sorted(batches)), longest_s)
+            session = Session(bench, trials(bench, sorted(batches)))
         except Unmeasured as error:
             return [_without(bench, load, error) for load in loads]
         return [_figures(session, load) for load in loads]

@@ -38,12 +38,15 @@ class Session:
     """What a scenario is run with.
 
     latency_ms: of each engine and batch size, roughly: by it, the queries of a slow engine are bounded.
-    longest_s: what one scenario may take of one engine.
     """
 
     bench: Bench
     latency_ms: Mapping[str, Mapping[int, float]]
-    longest_s: float
+
+    @property
+    def longest_s(self) -> float:
+        """What one scenario may take of one engine."""
+        return self.bench.config.scenario_seconds
 
     def affordable(self, latency_ms: float) -> int:
         """How many queries that take so long each fit into the time."""

@@ -9,7 +9,6 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import ssl
 import threading
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
@@ -227,14 +226,9 @@ class _Connection:
         parts = urlsplit(server.url)
         assert parts.hostname is not None
         self._url = server.url
-        self._http: http.client.HTTPConnection
-        if parts.scheme == "https":
-            context = ssl.create_default_context()
-            self._http = http.client.HTTPSConnection(
-                parts.hostname, parts.port, timeout=server.timeout_s, context=context
-            )
-        else:
-            self._http = http.client.HTTPConnection(parts.hostname, parts.port, timeout=server.timeout_s)
+        secure = parts.scheme == "https"  # then it checks the server's certificate
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        self._http = kind(parts.hostname, parts.port, timeout=server.timeout_s)
 
     def __enter__(self) -> _Connection:
         return self

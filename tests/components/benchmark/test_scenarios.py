@@ -150,9 +150,9 @@ def test_a_trial_ends_when_it_can_no_longer_pass() -> None:
 # --------------------------------------------------------------------------------------------- real engines
 
 
-def _figures(bench: Bench, **arguments: Any) -> dict[str, dict[str, ScenarioFigures]]:
+def _figures(bench: Bench) -> dict[str, dict[str, ScenarioFigures]]:
     """engine -> scenario -> figures"""
-    measured = scenarios.run_all(bench, **arguments)
+    measured = scenarios.run_all(bench)
     return {name: {of.scenario: of for of in figures} for name, (figures, _) in measured.items()}
 
 
@@ -190,7 +190,8 @@ def test_every_engine_has_figures_in_every_scenario(digits_bench: MakeBench) -> 
 
 
 def test_what_is_too_slow_for_its_time_says_how_many_queries_would_fit(digits_bench: MakeBench) -> None:
-    of_engine = _figures(digits_bench(ANY_MACHINE, "fp32/onnx"), longest_s=1e-4)["fp32/onnx"]
+    config = ANY_MACHINE.model_copy(update={"scenario_seconds": 1e-4})
+    of_engine = _figures(digits_bench(config, "fp32/onnx"))["fp32/onnx"]
     for scenario, needed in (("SingleStream", 64), ("MultiStream", 662), ("Server", 662)):
         assert of_engine[scenario].value is None
         assert of_engine[scenario].reason.startswith("not enough samples: ")
