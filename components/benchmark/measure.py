@@ -17,7 +17,6 @@ from hpml.measuring.bench import batch_sizes
 from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.figures import best_fp32, engine_figures, timings
 from hpml.measuring.machine.environment import describe
-from hpml.measuring.paired import compared
 from hpml.measuring.samples import write_samples
 from hpml.measuring.statistics import wilson
 from hpml.measuring.subjects import EngineSubject
@@ -42,23 +41,18 @@ def measure(
         name: EngineSubject(folder=engine.path.resolve(), golden_tolerance=config.golden_tolerance)
         for name, engine in built.items()
     }
-    timed = time_subjects(config, subjects, inputs, out)
+    timed = time_subjects(config, subjects, inputs, environment, out)
     names = list(built)
     write_samples(out.path / "samples.npz", timed.rounds, names, config)
     fastest_fp32 = best_fp32(engines, timed.rounds, names, reference=config.reference)
-    spec = timed.measurements(
-        config,
-        environment,
-        best_fp32=fastest_fp32,
-        engines=described(config, engines, data, timed, fastest_fp32),
-        **compared(timed.rounds, names, precision=config.precision),
-    )
-    rejected = f"{timed.incomplete}; benchmark.require_quiet is set" if config.require_quiet else ""
+    figures = described(config, engines, data, timed, fastest_fp32)
+    spec = timed.measurements.model_copy(update={"best_fp32": fastest_fp32, "engines": figures})
+    is_rejected = config.require_quiet and spec.incomplete
     return Result(
         spec,
         metrics=_metrics(spec),
-        rejected=rejected if timed.incomplete else "",
-        incomplete=timed.incomplete,
+        rejected=f"{spec.incomplete}; benchmark.require_quiet is set" if is_rejected else "",
+        incomplete=spec.incomplete,
     )
 
 
@@ -103,7 +97,7 @@ def described(
     """The figures of every engine, built or not. timed: those that were. fastest_fp32: empty without one."""
     built = {name: build_of(engines[name], used.variant) for name, used in timed.settings.items()}
     engines = {**engines, **built}
-    busy = timed.conditions.busy
+    busy = timed.measurements.conditions.busy
     timings_of = timings(timed.rounds, config, list(built), fastest_fp32=fastest_fp32, busy=busy)
     paired = paired_accuracies(engines, data, reference=config.reference)
     found = {}
@@ -122,10 +116,9 @@ def described(
 
 def _metrics(spec: MeasurementsSpec) -> dict[str, float]:
     """For the tracker: latency and speed-up of each engine."""
-    metrics = {}
-    for name, engine in spec.engines.items():
-        for figure in ("latency_ms_p50", "latency_ms_p99", "speedup_vs_reference"):
-            interval = getattr(engine, figure)
-            if interval is not None:
-                metrics[f"{figure}/{name}"] = interval.value
-    return metrics
+    return {
+        f"{figure}/{name}": interval.value
+        for name, engine in spec.engines.items()
+        for figure in ("latency_ms_p50", "latency_ms_p99", "speedup_vs_reference")
+        if (interval := getattr(engine, figure)) is not None
+    }

@@ -89,19 +89,13 @@ def _measured(
     config: PeaksConfig, probes: Sequence[Probe], deadline_s: float, progress: Callable[[int], None]
 ) -> list[Measured]:
     timed, reasons = prepare(probes)
-    rates = rates_by_round(
-        timed,
-        rounds=config.rounds,
-        deadline_s=deadline_s,
-        max_spread=config.max_spread,
-        seed=config.seed,
-        progress=progress,
-    )
-    return [
-        (_judged(probe.point, of_point, reasons.get(index, ""), config.max_spread), of_point)
-        for index, probe in enumerate(probes)
-        for of_point in (rates.get(index, []),)
-    ]
+    rates = rates_by_round(timed, config, deadline_s=deadline_s, progress=progress)
+    measured = []
+    for index, probe in enumerate(probes):
+        of_point = rates.get(index, [])
+        point = _judged(probe.point, of_point, reasons.get(index, ""), config.max_spread)
+        measured.append((point, of_point))
+    return measured
 
 
 @contextmanager

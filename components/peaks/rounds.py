@@ -16,6 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from hpml.artifacts.peaks import BandwidthPoint, GemmPoint
+from hpml.components.peaks.config import PeaksConfig
 from hpml.core.errors import HpmlError
 
 MIN_ROUNDS = 5
@@ -72,13 +73,7 @@ def prepare(probes: Sequence[Probe]) -> tuple[dict[int, Timed], dict[int, str]]:
 
 
 def rates_by_round(
-    timed: Mapping[int, Timed],
-    *,
-    rounds: int,
-    deadline_s: float,
-    max_spread: float,
-    seed: int,
-    progress: Callable[[int], None],
+    timed: Mapping[int, Timed], config: PeaksConfig, *, deadline_s: float, progress: Callable[[int], None]
 ) -> dict[int, list[float]]:
     """The rate of each point in each round, over as many rounds as the deadline allows, 5 at least.
 
@@ -86,15 +81,15 @@ def rates_by_round(
     as long as there is time, at most 3 times: the disturbance may have passed.
     """
     rates: dict[int, list[float]] = {index: [] for index in timed}
-    rng = np.random.default_rng(seed)
-    for done in range(rounds):
+    rng = np.random.default_rng(config.seed)
+    for done in range(config.rounds):
         if done >= MIN_ROUNDS and time.monotonic() > deadline_s:
             break
         for index in rng.permutation(list(timed)):
             rates[index].append(timed[index].rate())
         for _ in range(_REPEATS):
             for index, of_point in rates.items():
-                lags = of_point[-1] < (1 - max_spread) * max(of_point)
+                lags = of_point[-1] < (1 - config.max_spread) * max(of_point)
                 if lags and time.monotonic() < deadline_s:
                     of_point[-1] = max(of_point[-1], timed[index].rate())
         progress(done + 1)

@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import numpy as np
 
 from hpml.artifacts.measurements import EngineSettings
 from hpml.core.contract import Output
-from hpml.core.errors import GateFailed
 from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.machine import gpu
 from hpml.measuring.machine.core_latency_probe import CoreLatencyProbe
@@ -30,8 +29,8 @@ _LEAST_REQUESTS = 3  # in a slice at batch 1, however slow the engine is, and un
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5  # before something disturbed is tried again
 
 
-class Disturbed(GateFailed):
-    """The machine was not quiet for long enough inside the time budget."""
+class Unmeasured(Exception):
+    """Why there is no figure: the machine was disturbed, or the time is over."""
 
 
 @dataclass
@@ -164,19 +163,16 @@ class Bench:
             causes.append(WAITED)
         self.watch.count(len(order), causes)
         seconds, after_ns = self.now_s() - begun_s, self._distance.round_trip_ns()
-        timed = Round(
+        device_ms = {name: reply["device_ms"] for name, reply in replies.items() if reply["device_ms"]}
+        return Round(
             batch=batch,
             launch=launch,
             at_s=at_s,
             seconds=seconds,
             round_trip_ns=(before_ns or math.nan, after_ns or math.nan),
+            latency_ms={} if causes else latency_ms,
+            device_ms={} if causes else {name: np.asarray(one) for name, one in device_ms.items()},
         )
-        if causes:
-            return timed
-        on_gpu = {
-            name: np.asarray(reply["device_ms"]) for name, reply in replies.items() if reply["device_ms"]
-        }
-        return replace(timed, latency_ms=latency_ms, device_ms=on_gpu)
 
     def _time_slice(self, name: str, batch: int) -> dict[str, Any]:
         """One engine's requests: `latency_ms`, NaN where one of its threads waited, and `device_ms`."""
@@ -201,7 +197,7 @@ class Bench:
         """Ask an engine to `do` something that is timed as a whole, and again until nothing disturbed it.
 
         at_once: requests that it has to answer at the same time.
-        Raises Disturbed when the time budget is over before that.
+        Raises Unmeasured when the time budget is over before that.
         """
         pause_s = _FIRST_PAUSE_S
         process = self._processes[name]
@@ -215,7 +211,7 @@ class Bench:
             if not causes:
                 return reply
             if self.now_s() + pause_s > self.deadline_s:
-                raise Disturbed(f"the machine was disturbed while {name} was timed")
+                raise Unmeasured(f"disturbed: the machine was disturbed while {name} was timed")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
 

@@ -115,8 +115,8 @@ def decide(goals: Goals, measurements: MeasurementsSpec) -> Decision:
         elif figures.status == "not built":
             verdicts[name] = Verdict("not built", figures.reason)
         elif misses := _misses(goals, figures, accuracy_to_keep):
-            sentence = "; ".join(miss.sentence for miss in misses)
-            verdicts[name] = Verdict("disqualified", sentence, max(miss.shortfall for miss in misses))
+            sentences, shortfalls = zip(*misses, strict=True)
+            verdicts[name] = Verdict("disqualified", "; ".join(sentences), max(shortfalls))
         else:
             candidates[name] = figures
     if not candidates:
@@ -154,14 +154,6 @@ def describe(objective: Objective, figure: Interval | None) -> str:
 # ------------------------------------------------------------------------------------------- the constraints
 
 
-@dataclass(frozen=True)
-class _Miss:
-    """A constraint that an engine violates, in words, and by how much, relative to what is allowed."""
-
-    sentence: str
-    shortfall: float
-
-
 def _reference_accuracy(measurements: MeasurementsSpec) -> float:
     figures = measurements.engines.get(measurements.reference)
     if figures is None or figures.accuracy_top1 is None:
@@ -173,8 +165,8 @@ def _reference_accuracy(measurements: MeasurementsSpec) -> float:
     return figures.accuracy_top1.value
 
 
-def _misses(goals: Goals, figures: EngineFigures, accuracy_to_keep: float) -> list[_Miss]:
-    misses = []
+def _misses(goals: Goals, figures: EngineFigures, accuracy_to_keep: float) -> list[tuple[str, float]]:
+    """The constraints that an engine violates, in words, and by how much, relative to what is allowed."""
     if figures.accuracy_top1 is None:
         raise ConfigInvalid(
             "goals.max_accuracy_drop cannot be judged",
@@ -182,27 +174,26 @@ def _misses(goals: Goals, figures: EngineFigures, accuracy_to_keep: float) -> li
         )
     # Rounded: 0.97 - 0.96 is 0.010000000000000009 in floating point, and is a drop of one point.
     drop = round(accuracy_to_keep - figures.accuracy_top1.value, 9)
-    if drop > goals.max_accuracy_drop:
-        excess = drop - goals.max_accuracy_drop
-        drop_text, allowed_text = _told_apart(100 * drop, 100 * goals.max_accuracy_drop, digits=1)
-        misses.append(
-            _Miss(
-                f"accuracy drop {drop_text} points, allowed {allowed_text}",
-                excess / max(goals.max_accuracy_drop, _SMALLEST_ALLOWED_DROP),
-            )
-        )
-    if goals.max_latency_ms_p99 is not None and figures.latency_ms_p99 is not None:
-        misses += _exceeds("latency p99", figures.latency_ms_p99.value, goals.max_latency_ms_p99, "ms")
-    if goals.max_size_mb is not None:
-        misses += _exceeds("size", figures.size_bytes / 1e6, goals.max_size_mb, "MB")
+    p99_ms = figures.latency_ms_p99.value if figures.latency_ms_p99 else None
+    constraints = (  # value, allowed, decimals; and what a shortfall is relative to, at least
+        (
+            "accuracy drop",
+            "points",
+            100 * drop,
+            100 * goals.max_accuracy_drop,
+            1,
+            100 * _SMALLEST_ALLOWED_DROP,
+        ),
+        ("latency p99", "ms", p99_ms, goals.max_latency_ms_p99, 2, 0.0),
+        ("size", "MB", figures.size_bytes / 1e6, goals.max_size_mb, 2, 0.0),
+    )
+    misses = []
+    for what, unit, value, allowed, digits, least in constraints:
+        if value is not None and allowed is not None and value > allowed:
+            value_text, allowed_text = _told_apart(value, allowed, digits=digits)
+            sentence = f"{what} {value_text} {unit}, allowed {allowed_text}"
+            misses.append((sentence, (value - allowed) / max(allowed, least)))
     return misses
-
-
-def _exceeds(what: str, value: float, allowed: float, unit: str) -> list[_Miss]:
-    if value <= allowed:
-        return []
-    value_text, allowed_text = _told_apart(value, allowed, digits=2)
-    return [_Miss(f"{what} {value_text} {unit}, allowed {allowed_text}", (value - allowed) / allowed)]
 
 
 def _unverified(goals: Goals, figures: EngineFigures) -> tuple[str, ...]:
@@ -262,6 +253,8 @@ class _Race:
     ) -> None:
         self.objective = objective
         self._measurements = measurements
+        # Versions before paired engines with two references only, and did not say with which rounds.
+        self._is_paired = objective == "latency_ms_p50" and bool(measurements.pairs)
         self._sizes = {name: figures.size_bytes for name, figures in candidates.items()}
         self._figures = {name: objective_interval(objective, of) for name, of in candidates.items()}
         self._names = sorted(candidates)
@@ -326,11 +319,6 @@ class _Race:
             return ratio.low > 1 if ratio else None
         mine, theirs = self._figures[one], self._figures[other]
         return is_better(self.objective, mine, theirs) if mine and theirs else None
-
-    @property
-    def _is_paired(self) -> bool:
-        """Versions before paired engines with two references only, and did not say with which rounds."""
-        return self.objective == "latency_ms_p50" and bool(self._measurements.pairs)
 
     def _ratio(self, one: str, other: str) -> Interval | None:
         pair = self._measurements.ratio(one, other) if self._is_paired else None

@@ -74,25 +74,23 @@ class Batch1Analysis:
 
     def ratio(self, engine: str, baseline: str) -> PairedRatio:
         """How many times faster `engine` is than `baseline`."""
-        found = {
-            state.name: self._in_state(index, lambda rows: self._paired(engine, baseline, rows))
-            for index, state in enumerate(self.states)
-        }
-        known = {name: interval for name, (interval, _) in found.items() if interval}
-        shares = {state.name: state.share for state in self.states}
-        unknown = {name: reason for name, (_, reason) in found.items() if reason}
-        reason = "; ".join(f"{_in_words(name)}{reason}" for name, reason in unknown.items())
-        measured = sum(shares[name] for name in known)
-        rare = sum(shares[name] for name in unknown) <= _RARE_STATE
+        known, reasons, unknown_share = [], [], 0.0
+        for index, state in enumerate(self.states):
+            interval, reason = self._in_state(index, lambda rows: self._paired(engine, baseline, rows))
+            if interval:
+                known.append((state, interval))
+            else:
+                reasons.append(f"cores {state.name}: {reason}" if state.name else reason)
+                unknown_share += state.share
+        is_quoted = bool(known) and unknown_share <= _RARE_STATE
+        measured = sum(state.share for state, _ in known)
         return PairedRatio(
             engine=engine,
             baseline=baseline,
             rounds=len(self.state),
-            speedup=mixture([(shares[name] / measured, interval) for name, interval in known.items()])
-            if known and rare
-            else None,
-            states={name: interval for name, interval in known.items() if name},
-            reason="" if known and rare else reason,
+            speedup=mixture([(state.share / measured, one) for state, one in known]) if is_quoted else None,
+            states={state.name: interval for state, interval in known if state.name},
+            reason="" if is_quoted else "; ".join(reasons),
         )
 
     def figures(self, name: str, reference: str, fastest_fp32: str) -> tuple[StateFigures, ...]:
@@ -180,10 +178,9 @@ def is_precise(rounds: Rounds, config: BenchmarkConfig, names: Sequence[str]) ->
     for name in names:
         ratio = at_1.ratio(name, reference)
         known = ratio.states if len(at_1.states) > 1 else {"": ratio.speedup}
-        for state in lasting:
-            interval = known.get(state)
-            if interval is None or _half_width(interval) > config.precision:
-                return False
+        intervals = [known.get(state) for state in lasting]
+        if not all(interval and _half_width(interval) <= config.precision for interval in intervals):
+            return False
     return True
 
 
@@ -211,10 +208,6 @@ def missing(rounds: Rounds, config: BenchmarkConfig, names: Sequence[str]) -> st
 
 def _half_width(interval: Interval) -> float:
     return math.sqrt(interval.high / interval.low) - 1
-
-
-def _in_words(state: str) -> str:
-    return f"cores {state}: " if state else ""
 
 
 def counts(launch: NDArray[np.int64]) -> list[int]:

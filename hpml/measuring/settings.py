@@ -28,31 +28,22 @@ def choose_settings(bench: Bench, out: Output) -> dict[str, EngineSettings]:
 
     So it is, too, where the machine is too busy to tell.
     """
-    candidates = {
-        name: [
-            settings
-            for settings in subject.candidates(bench.threads)
-            if bench.config.threads in (None, settings.threads)
-        ]
-        or [bench.settings[name]]
-        for name, subject in bench.subjects.items()
-    }
-    tried = {
-        f"{name}, {settings}": (name, settings)
-        for name, of_engine in candidates.items()
-        for settings in of_engine
-        if len(of_engine) > 1
-    }
-    if not tried:
+    candidates: dict[str, list[EngineSettings]] = {}
+    for name, subject in bench.subjects.items():
+        known = subject.candidates(bench.threads)
+        allowed = [settings for settings in known if bench.config.threads in (None, settings.threads)]
+        if len(allowed) > 1:
+            candidates[name] = allowed
+    tried = {f"{name}, {one}": (name, one) for name, allowed in candidates.items() for one in allowed}
+    p50_ms = _p50_ms(bench.of_trials(tried), out) if tried else []
+    if len(p50_ms) < MIN_ROUNDS:
         return bench.settings
-    p50_ms = _p50_ms(bench.of_trials(tried), out)
     chosen = dict(bench.settings)
-    for name, of_engine in candidates.items():
-        if len(of_engine) > 1 and len(p50_ms) >= MIN_ROUNDS:
-            took_ms = np.array([[one[f"{name}, {settings}"] for settings in of_engine] for one in p50_ms])
-            speedups = np.median(took_ms[:, :1] / took_ms, axis=0)
-            best = int(speedups.argmax())
-            chosen[name] = of_engine[best if speedups[best] > _CLEARLY_FASTER else 0]
+    for name, allowed in candidates.items():
+        took_ms = np.array([[one[f"{name}, {settings}"] for settings in allowed] for one in p50_ms])
+        speedups = np.median(took_ms[:, :1] / took_ms, axis=0)
+        best = int(speedups.argmax())
+        chosen[name] = allowed[best if speedups[best] > _CLEARLY_FASTER else 0]
     return chosen
 
 

@@ -20,7 +20,7 @@ from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.machine import gpu
 from hpml.measuring.machine.energy import measure_energy
 from hpml.measuring.machine.environment import Pressure
-from hpml.measuring.paired import missing
+from hpml.measuring.paired import compared, missing
 from hpml.measuring.protocol import time_rounds
 from hpml.measuring.resources import Energy, LaunchRecord
 from hpml.measuring.rounds import Rounds
@@ -32,50 +32,26 @@ _ELSEWHERE = "not measured: it runs on a server"
 
 @dataclass(frozen=True)
 class Timed:
-    """What was timed of each subject, and how quiet it was.
-
-    harness_us_per_request: what timing itself costs. missing: which figures there are too few undisturbed
-    rounds for; empty if there are enough for all.
-    """
+    """What was timed of each subject. measurements: all but the figures of the engines."""
 
     rounds: Rounds
     told: dict[str, LaunchRecord]
     settings: dict[str, EngineSettings]
-    conditions: Conditions
-    threads: int
-    harness_us_per_request: float
-    missing: str = ""
-
-    @property
-    def incomplete(self) -> str:
-        """What is not measured, and why; empty if nothing."""
-        return f"not measured: {self.missing}: {self.conditions.busy}" if self.missing else ""
-
-    def measurements(
-        self, config: BenchmarkConfig, environment: dict[str, str], **found: Any
-    ) -> MeasurementsSpec:
-        """All of it as an artifact carries it. found: the fields that follow from the rounds."""
-        return MeasurementsSpec(
-            reference=config.reference,
-            slice_ms=config.slice_ms,
-            threads=self.threads,
-            seed=config.seed,
-            environment=environment,
-            harness_us_per_request=self.harness_us_per_request,
-            conditions=self.conditions,
-            incomplete=self.incomplete,
-            **found,
-        )
+    measurements: MeasurementsSpec
 
 
 def time_subjects(
-    config: BenchmarkConfig, subjects: Mapping[str, Subject], inputs: Path, out: Output
+    config: BenchmarkConfig,
+    subjects: Mapping[str, Subject],
+    inputs: Path,
+    environment: dict[str, str],
+    out: Output,
 ) -> Timed:
     """Time all `subjects` in interleaved rounds with the same inputs.
 
-    inputs: an .npz file, one array (rows, ...) for each input name. Progress goes to `out.events`, and
-    `out.scratch` gets the logs of the processes and the rounds, for a later attempt.
-    Raises StageFailed that names the subject whose process crashed, or that answers wrongly.
+    inputs: an .npz file, one array (rows, ...) for each input name. environment: `describe()` from before.
+    Progress goes to `out.events`, and `out.scratch` gets the logs of the processes and the rounds, for a
+    later attempt. Raises StageFailed that names the subject whose process crashed, or that answers wrongly.
     """
     bench = Bench(subjects, inputs, config, out)
     before, gpu_before = Pressure.read(), gpu.read()
@@ -83,22 +59,30 @@ def time_subjects(
     of_loads = run_all(bench)
     energy = measure_energy(bench)
     after, watch = Pressure.read(), bench.watch
-    return Timed(
-        rounds=rounds,
-        told={name: _told(bench, name, energy[name], of_loads[name]) for name in bench.names},
-        settings=bench.settings,
-        conditions=Conditions(
-            slices=watch.slices,
-            dropped=watch.dropped,
-            causes=dict(watch.causes.most_common()),
-            cpu_pressure=after.share_since(before) if before and after else None,
-            gpu=gpu.describe(gpu_before, gpu.read()),
-            unseen=watch.unseen,
-        ),
-        threads=bench.threads,
-        harness_us_per_request=bench.harness_us_per_request,
-        missing=missing(rounds, config, bench.names),
+    conditions = Conditions(
+        slices=watch.slices,
+        dropped=watch.dropped,
+        causes=dict(watch.causes.most_common()),
+        cpu_pressure=after.share_since(before) if before and after else None,
+        gpu=gpu.describe(gpu_before, gpu.read()),
+        unseen=watch.unseen,
     )
+    lacking = missing(rounds, config, bench.names)
+    measurements = MeasurementsSpec(
+        reference=config.reference,
+        best_fp32="",
+        engines={},
+        slice_ms=config.slice_ms,
+        threads=bench.threads,
+        seed=config.seed,
+        environment=environment,
+        harness_us_per_request=bench.harness_us_per_request,
+        conditions=conditions,
+        incomplete=f"not measured: {lacking}: {conditions.busy}" if lacking else "",
+        **compared(rounds, bench.names, precision=config.precision),
+    )
+    told = {name: _told(bench, name, energy[name], of_loads[name]) for name in bench.names}
+    return Timed(rounds, told, bench.settings, measurements)
 
 
 def _told(

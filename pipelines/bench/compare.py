@@ -79,7 +79,12 @@ def compare(home: Path, before: str, after: str) -> Comparison:
         if (change := _difference(engines[0][name].accuracy_top1, engines[1][name].accuracy_top1))
     }
     unmatched = sorted((engines[0].keys() | engines[1].keys()) - set(common))
-    absent = [told for side in sides for told in _not_measured(side, common)]
+    absent = [
+        f"{name} in {side.name}: {why}"
+        for side in sides
+        for name in common
+        if (why := why_absent(side.measurements.engines[name], "latency_ms_p50"))
+    ]
     return Comparison(
         *sides, tuple(rows), accuracies, tuple(_differences(*sides)), tuple(unmatched), tuple(absent)
     )
@@ -97,29 +102,17 @@ def _engines_of_both(before: Side, after: Side) -> str:
     return ", ".join(told)
 
 
-def _not_measured(side: Side, engines: Sequence[str]) -> Iterator[str]:
-    """Which engines have no p50 on this side, and why: "int8/onnx in A: not measured: machine busy"."""
-    for name in engines:
-        why = why_absent(side.measurements.engines[name], "latency_ms_p50")
-        if why:
-            yield f"{name} in {side.name}: {why}"
-
-
 def _side(home: Path, name: str) -> Side:
     path = Path(name)
     if (path / RECORD).is_file() or path.is_file():
         record = read_record(path)
         return Side(name, record.measurements, record.libraries)
-    return _run(home, name)
-
-
-def _run(home: Path, name: str) -> Side:
-    record = run_record.load(home, name)
-    for step in record.steps.values():
+    run = run_record.load(home, name)
+    for step in run.steps.values():
         if step.stage == "benchmark" and step.status in FINISHED:
             artifact = Store(home).open(step.digest)
             return Side(name, artifact.spec, artifact.manifest.lineage.libraries)
-    raise UsageError(f"run {record.id} has no measurements", why=f"it is {record.status}")
+    raise UsageError(f"run {run.id} has no measurements", why=f"it is {run.status}")
 
 
 # ------------------------------------------------------------------------------------------------ the figures

@@ -187,16 +187,10 @@ def _rows(engine: EngineFigures) -> Iterator[tuple[str, int, str, Interval | Non
     for item in engine.throughput:
         yield "throughput", item.batch, "images/s", item.images_per_s, ""
     for scenario in engine.scenarios:
+        figure = f"{scenario.scenario} {scenario.metric}"
         unit = "ms" if scenario.metric.startswith("latency_ms") else "1/s"
-        yield (
-            f"{scenario.scenario} {scenario.metric}",
-            scenario.samples_per_query,
-            unit,
-            scenario.value,
-            scenario.reason,
-        )
-    if engine.resources:
-        costs = engine.resources
+        yield figure, scenario.samples_per_query, unit, scenario.value, scenario.reason
+    if costs := engine.resources:
         yield "cold_start", 1, "ms", costs.cold_start_ms, ""
         yield "load", 1, "ms", costs.load_ms, ""
         reason = "" if costs.energy_mj_per_request else costs.energy_source

@@ -81,6 +81,7 @@ def measure(
     Raises ConfigInvalid for options that cannot be met, Unavailable if a run of the workspace uses the
     machine, and StageFailed that names what crashed or answers wrongly.
     """
+    from hpml.measuring.outputs import compare_outputs
     from hpml.measuring.samples import write_samples
     from hpml.measuring.timed import time_subjects
 
@@ -93,9 +94,10 @@ def measure(
         _write_inputs(inputs, found, config)
         out = Output(Path(scratch), Path(scratch), threads=usable_cpus(), events=events)
         subjects = {name: item.subject for name, item in found.items()}
+        takes = {name: [tensor.array for tensor in item.signature.inputs] for name, item in found.items()}
         with _importable(found):
-            outputs = _compare_outputs(found, inputs, config, out)
-            timed = time_subjects(config, subjects, inputs, out)
+            outputs = compare_outputs(config, subjects, takes, inputs, out)
+            timed = time_subjects(config, subjects, inputs, environment, out)
         record = BenchRecord(
             id=bench_id,
             created_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
@@ -108,8 +110,7 @@ def measure(
                 name: SubjectRecord(kind=item.subject.subject, known=item.known, **dict(timed.told[name]))
                 for name, item in found.items()
             },
-            # What follows from the samples is not there yet: see `analysed`.
-            measurements=timed.measurements(config, environment, best_fp32="", engines={}, rounds=0),
+            measurements=timed.measurements,  # the figures of the engines are not there yet: see `analysed`
         )
         record = records.analysed(record, timed.rounds)
         _write(place, record, lambda file: write_samples(file, timed.rounds, list(found), config))
@@ -250,26 +251,6 @@ def _importable(found: Mapping[str, Measurable]) -> Iterator[None]:
         yield
     finally:
         os.environ[_IMPORT_PATHS] = before
-
-
-def _compare_outputs(
-    found: Mapping[str, Measurable], inputs: Path, config: BenchmarkConfig, out: Output
-) -> dict[str, OutputComparison]:
-    """What each answers to the same inputs, beside the reference; nothing where there is no other."""
-    from hpml.measuring.outputs import compare_outputs
-    from hpml.measuring.process.engine_process import GRACE_S
-
-    if len(found) == 1:
-        return {}
-    return compare_outputs(
-        {name: item.subject for name, item in found.items()},
-        inputs,
-        reference=config.reference,
-        takes={name: [tensor.array for tensor in item.signature.inputs] for name, item in found.items()},
-        threads=config.threads or out.threads,
-        reply_limit_s=config.time_budget_s + GRACE_S,
-        scratch=out.scratch,
-    )
 
 
 def not_finite(outputs: Mapping[str, OutputComparison]) -> tuple[str, ...]:

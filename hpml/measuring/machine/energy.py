@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
-from hpml.measuring.bench import Bench, Disturbed
+from hpml.measuring.bench import Bench, Unmeasured
 from hpml.measuring.machine import gpu
 from hpml.measuring.resources import Energy
 
@@ -19,15 +20,8 @@ Counter = Callable[[], float]  # millijoules
 def measure_energy(bench: Bench) -> dict[str, Energy]:
     """The energy of requests at batch 1 of each engine: what the whole package or GPU used meanwhile."""
     counters = {name: _counter(bench.launches[name].device) for name in bench.names}
-    if all(counter is None for counter, _ in counters.values()):
-        return {name: Energy((), f"not measured: {reason}") for name, (_, reason) in counters.items()}
-    with bench.launched():
-        return {
-            name: _of_engine(bench, name, counter, source)
-            if counter
-            else Energy((), f"not measured: {source}")
-            for name, (counter, source) in counters.items()
-        }
+    with bench.launched() if any(counter for counter, _ in counters.values()) else nullcontext():
+        return {name: _of_engine(bench, name, *counters[name]) for name in bench.names}
 
 
 def _counter(device: str) -> tuple[Counter | None, str]:
@@ -37,7 +31,10 @@ def _counter(device: str) -> tuple[Counter | None, str]:
     return gpu_counter() if device == "cuda" else rapl_counter(RAPL)
 
 
-def _of_engine(bench: Bench, name: str, counter: Counter, source: str) -> Energy:
+def _of_engine(bench: Bench, name: str, counter: Counter | None, source: str) -> Energy:
+    """source: the counter's name, or why there is none."""
+    if counter is None:
+        return Energy((), f"not measured: {source}")
     values: list[float] = []
     for _ in range(_SLICES):
         dropped, begun_mj = bench.watch.dropped, counter()
@@ -45,7 +42,7 @@ def _of_engine(bench: Bench, name: str, counter: Counter, source: str) -> Energy
             reply = bench.run_until_undisturbed(
                 name, "run_for", "having its energy counted", batch=1, seconds=_SLICE_S
             )
-        except Disturbed:
+        except Unmeasured:
             break
         used_mj = counter() - begun_mj
         # A slice that had to be repeated holds the energy of both, a counter that ran over tells nothing.

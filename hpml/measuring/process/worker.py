@@ -58,10 +58,7 @@ class Engine:
         opened.predict(_requests(opened, arrays, 1)[0])
         answered_ns = time.perf_counter_ns()
         chosen.check(opened)
-        self._predict: Predict = opened.predict
-        self._outputs, self._arrays = opened.outputs, arrays
-        self._stream = opened.stream
-        self._thread_safe = opened.thread_safe
+        self._opened, self._predict, self._arrays = opened, opened.predict, arrays
         self._clients = ThreadPoolExecutor(_MOST_CLIENTS)  # starts threads when they are first needed
         self._inputs = _Inputs(opened, arrays)
         prepared = [self._inputs[batch] for batch in batch_sizes]  # before anything is timed
@@ -92,12 +89,11 @@ class Engine:
         On a GPU also the milliseconds between two events on the engine's stream, around each prediction.
         """
         with RunQueue() as queue:
-            started_ns, finished_ns, readings = time_requests(
-                self._predict, self._inputs[batch], requests, queue
-            )
-        device_ms: list[float] = []
-        if self._stream is not None:
-            device_ms = _device_ms(self._predict, self._inputs[batch], requests, self._stream)
+            timed = time_requests(self._predict, self._inputs[batch], requests, queue)
+        started_ns, finished_ns, readings = timed
+        stream, device_ms = self._opened.stream, []
+        if stream is not None:
+            device_ms = _device_ms(self._predict, self._inputs[batch], requests, stream)
         return {
             "started_ns": started_ns.tolist(),
             "finished_ns": finished_ns.tolist(),
@@ -140,7 +136,7 @@ class Engine:
         """Clients at once; see `hpml.measuring.scenarios.workload`."""
         from hpml.measuring.scenarios import workload
 
-        predict = self._predict if self._thread_safe else workload.one_at_a_time(self._predict)
+        predict = self._predict if self._opened.thread_safe else workload.one_at_a_time(self._predict)
         timed = list(itertools.islice(self._inputs[1], requests))
         return workload.closed_loop(predict, timed, clients, self._clients)
 
@@ -148,7 +144,8 @@ class Engine:
         """Write what it answers to so many requests at batch 1; see `hpml.measuring.outputs`."""
         from hpml.measuring import outputs
 
-        return outputs.write(self._outputs, self._arrays, Path(file), requests=requests, seconds=seconds)
+        own = self._opened.outputs
+        return outputs.write(own, self._arrays, Path(file), requests=requests, seconds=seconds)
 
     def memory(self) -> dict[str, Any]:
         """The largest resident set of this process so far; None where the system does not tell it."""
@@ -160,7 +157,7 @@ class _Inputs(dict[int, Iterator[Any]]):
 
     def __init__(self, opened: Opened, arrays: Mapping[str, NDArray[Any]]) -> None:
         super().__init__()
-        self._opened, self._arrays = opened, arrays
+        self._opened, self._predict, self._arrays = opened, opened.predict, arrays
 
     def __missing__(self, batch: int) -> Iterator[Any]:
         self[batch] = itertools.cycle(_requests(self._opened, self._arrays, batch))

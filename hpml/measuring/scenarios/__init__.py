@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from hpml.artifacts.measurements import ConcurrencyFigures, ScenarioFigures, ScenarioName
-from hpml.measuring.bench import Bench, batch_sizes
-from hpml.measuring.scenarios.base import Figures, Load, Scenario, Session, Unmeasured, trials
+from hpml.measuring.bench import Bench, Unmeasured, batch_sizes
+from hpml.measuring.scenarios.base import Figures, Load, Scenario, Session, trials
 from hpml.measuring.scenarios.closed_loop import ClosedLoop
 from hpml.measuring.scenarios.offline import Offline
 from hpml.measuring.scenarios.percentile import MultiStream, SingleStream

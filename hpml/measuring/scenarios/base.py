@@ -3,14 +3,13 @@
 from __future__ import annotations
 
 import itertools
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Generic, NamedTuple, TypeVar
 
 from hpml.artifacts.measurements import ConcurrencyFigures, ScenarioFigures, ScenarioName
-from hpml.measuring.bench import Bench, Disturbed
+from hpml.measuring.bench import Bench, Unmeasured
 from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.rounds import round_orders
 
@@ -19,10 +18,6 @@ _TRIAL_REQUESTS, _TRIAL_S = 6, 0.1  # a trial ends with whichever comes first
 
 
 Figures = TypeVar("Figures", ScenarioFigures, ConcurrencyFigures)
-
-
-class Unmeasured(Exception):
-    """Why there is no figure: the machine was disturbed, or the time is over."""
 
 
 class WorkerRequest(NamedTuple):
@@ -94,12 +89,9 @@ def ask(bench: Bench, name: str, asked: WorkerRequest, doing: str) -> dict[str, 
 
     Raises Unmeasured when the time budget is over.
     """
-    if time.monotonic() > bench.deadline_s:
+    if bench.is_over:
         raise Unmeasured("the time budget was over")
-    try:
-        return bench.run_until_undisturbed(name, asked.do, doing, at_once=asked.at_once, **asked.arguments)
-    except Disturbed as error:
-        raise Unmeasured(f"disturbed: {error.what}") from None
+    return bench.run_until_undisturbed(name, asked.do, doing, at_once=asked.at_once, **asked.arguments)
 
 
 def in_rounds(

@@ -10,9 +10,8 @@ import math
 import numpy as np
 
 from hpml.artifacts.measurements import ScenarioFigures, ScenarioName
-from hpml.measuring.scenarios import early_stopping
 from hpml.measuring.scenarios.base import ROUNDS, Scenario, Session, WorkerRequest, in_rounds
-from hpml.measuring.statistics import quantile, samples_needed
+from hpml.measuring.statistics import early_stopping_bound, quantile, samples_needed
 
 
 class LatencyPercentile(Scenario):
@@ -42,7 +41,7 @@ class LatencyPercentile(Scenario):
             found = {
                 "value": quantile(latency_ms, self.level),
                 "queries": latency_ms.size,
-                "early_stopping_ms": early_stopping.bound(latency_ms.ravel().tolist(), self.level),
+                "early_stopping_ms": early_stopping_bound(latency_ms.ravel().tolist(), self.level),
             }
             figures[name] = self.unmeasured(config).model_copy(update=found)
         return figures

@@ -13,11 +13,11 @@ import numpy as np
 
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import ScenarioFigures, ScenarioName
+from hpml.measuring.bench import Unmeasured
 from hpml.measuring.config import BenchmarkConfig
-from hpml.measuring.scenarios.base import Scenario, Session, Unmeasured, WorkerRequest, ask
+from hpml.measuring.scenarios.base import Scenario, Session, WorkerRequest, ask
 from hpml.measuring.scenarios.bisection import PRECISION, Bisection
-from hpml.measuring.scenarios.early_stopping import allowed_overlatencies
-from hpml.measuring.statistics import samples_needed
+from hpml.measuring.statistics import allowed_overlatencies, samples_needed
 
 _LEVEL = 0.99
 _TRIALS = 4  # about as many are needed where p99 is within the bound at a fair load

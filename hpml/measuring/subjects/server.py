@@ -11,6 +11,7 @@ import json
 import re
 import threading
 from collections.abc import Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
@@ -66,7 +67,7 @@ class ServerSubject(FromOutside):
 
         Raises Unavailable if the server does not answer, or not by the protocol.
         """
-        with _Connection(self) as connection:
+        with closing(_Connection(self)) as connection:
             told = connection.get_json(self.path)
         where = f"{self.url}{self.path}"
         try:
@@ -101,7 +102,7 @@ class ServerSubject(FromOutside):
         path = f"{self.path}/infer"
 
         def predict(request: Request) -> bytes:
-            return connection().ask("POST", path, request.body, request.headers).body
+            return connection().ask("POST", path, request.body, request.headers)
 
         def request(arrays: Arrays) -> Request:
             return (_binary if binary else _json)(self, arrays)
@@ -214,11 +215,6 @@ def _head(name: str, array: Any) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------- the connection
 
 
-class _Answer(NamedTuple):
-    status: int
-    body: bytes
-
-
 class _Connection:
     """One connection, kept open. Never follows a redirect, never reads more than _LARGEST_ANSWER."""
 
@@ -230,10 +226,8 @@ class _Connection:
         kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
         self._http = kind(parts.hostname, parts.port, timeout=server.timeout_s)
 
-    def __enter__(self) -> _Connection:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Let go of it."""
         self._http.close()
 
     def get_json(self, path: str) -> dict[str, Any]:
@@ -241,9 +235,8 @@ class _Connection:
 
         Raises Unavailable if there is none.
         """
-        answer = self.ask("GET", path)
         try:
-            told = json.loads(answer.body)
+            told = json.loads(self.ask("GET", path))
         except (ValueError, RecursionError):
             told = None
         if not isinstance(told, dict):
@@ -254,18 +247,18 @@ class _Connection:
 
     def ask(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
-    ) -> _Answer:
-        """The answer to one request.
+    ) -> bytes:
+        """The body of the answer to one request.
 
         A connection that the server closed since the last request is opened again, once.
         Raises Unavailable if the server cannot be reached, takes too long, or answers with a status but 200.
         """
         try:
             try:
-                answer = self._exchange(method, path, body, headers or {})
+                status, answer = self._exchange(method, path, body, headers or {})
             except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
                 self._http.close()
-                answer = self._exchange(method, path, body, headers or {})
+                status, answer = self._exchange(method, path, body, headers or {})
         except TimeoutError:
             self._http.close()
             raise Unavailable(f"{self._url}{path} did not answer for {self._http.timeout:g} s") from None
@@ -274,12 +267,12 @@ class _Connection:
             raise Unavailable(
                 f"{self._url}{path} does not answer", why=f"{type(error).__name__}: {str(error)[:200]}"
             ) from None
-        if answer.status != http.client.OK:
-            said = answer.body[:200].decode("utf-8", errors="replace")
-            raise Unavailable(f"{self._url}{path} answers with status {answer.status}", why=said)
+        if status != http.client.OK:
+            said = answer[:200].decode("utf-8", errors="replace")
+            raise Unavailable(f"{self._url}{path} answers with status {status}", why=said)
         return answer
 
-    def _exchange(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> _Answer:
+    def _exchange(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
         self._http.request(method, path, body or None, dict(headers))
         response = self._http.getresponse()
         content = response.read(_LARGEST_ANSWER + 1)
@@ -291,4 +284,4 @@ class _Connection:
             )
         if response.length:
             raise http.client.IncompleteRead(content, response.length)
-        return _Answer(response.status, content)
+        return response.status, content

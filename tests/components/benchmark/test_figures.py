@@ -11,7 +11,7 @@ import pytest
 from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact
-from hpml.artifacts.measurements import Conditions, EngineFigures, EngineSettings
+from hpml.artifacts.measurements import Conditions, EngineFigures, EngineSettings, MeasurementsSpec
 from hpml.components.benchmark.measure import described
 from hpml.measuring.accuracy import paired_accuracies
 from hpml.measuring.config import BenchmarkConfig
@@ -53,13 +53,21 @@ def _timed(latencies: dict[str, np.ndarray], fastest_fp32: str = "") -> dict[str
 def _described(
     engines: Engines, data: Artifact[DatasetSpec], rounds: Rounds, fastest_fp32: str = ""
 ) -> dict[str, EngineFigures]:
+    measurements = MeasurementsSpec(
+        reference=REFERENCE,
+        best_fp32="",
+        engines={},
+        rounds=0,
+        threads=1,
+        seed=0,
+        environment={},
+        conditions=Conditions(slices=2, dropped=2),
+    )
     timed = Timed(
-        rounds=rounds,
+        rounds,
         told=dict.fromkeys(engines, LaunchRecord()),
         settings=dict.fromkeys(engines, EngineSettings(threads=1)),
-        conditions=Conditions(slices=2, dropped=2),
-        threads=1,
-        harness_us_per_request=0.2,
+        measurements=measurements,
     )
     config = BenchmarkConfig(reference=REFERENCE, batch_sizes=(1,))
     return described(config, engines, data, timed, fastest_fp32)

@@ -18,9 +18,8 @@ from hpml.measuring import bench as benches
 from hpml.measuring.bench import Bench
 from hpml.measuring.config import BenchmarkConfig, Quiet
 from hpml.measuring.process.engine_process import EngineProcess
-from hpml.measuring.scenarios import early_stopping
 from hpml.measuring.scenarios.base import WorkerRequest
-from hpml.measuring.statistics import quantile, rate
+from hpml.measuring.statistics import early_stopping_bound, quantile, rate
 from hpml.measuring.subjects import OnnxSubject
 from tests.components.benchmark import loadgen_worker as loadgen
 
@@ -56,7 +55,7 @@ def test_its_figures_follow_from_the_latencies_that_are_read_from_its_trace(
     latency_ns = sorted(reply["latency_ns"])
     assert len(latency_ns) == queries == told["result_query_count"]
     assert told["result_90.00_percentile_latency_ns"] == latency_ns[int(0.9 * queries)]
-    assert told["early_stopping_latency_ss"] == early_stopping.bound(latency_ns, 0.9)
+    assert told["early_stopping_latency_ss"] == early_stopping_bound(latency_ns, 0.9)
 
 
 def test_the_latency_of_a_query_of_eight_is_that_of_its_last_sample(tmp_path: Path) -> None:
@@ -73,7 +72,7 @@ def test_the_latency_of_a_query_of_eight_is_that_of_its_last_sample(tmp_path: Pa
     latency_ns = sorted(reply["latency_ns"])
     assert len(latency_ns) == 700
     assert told["result_99.00_percentile_per_query_latency_ns"] == latency_ns[int(0.99 * 700)]
-    assert told["early_stopping_latency_ms"] == early_stopping.bound(latency_ns, 0.99)
+    assert told["early_stopping_latency_ms"] == early_stopping_bound(latency_ns, 0.99)
 
 
 def test_an_offline_query_has_all_samples(tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from hpml.components.__main__ import Job, execute
 from hpml.core.contract import Output
 from hpml.core.errors import GateFailed, StageFailed
 from hpml.core.hardware import usable_cpus
-from hpml.measuring.bench import Bench, Disturbed, batch_sizes
+from hpml.measuring.bench import Bench, Unmeasured, batch_sizes
 from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.machine.watch import WAITED
 from hpml.measuring.process.engine_process import EngineProcess
@@ -142,7 +142,7 @@ def test_what_is_asked_as_a_whole_is_asked_again_until_nothing_disturbs_it(
         assert (bench.watch.slices, bench.watch.dropped) == (3, 2)
         bench.watch.disturbances = lambda _, **__: ["noise"]  # type: ignore[method-assign]
         bench.grant(0.1)
-        with pytest.raises(Disturbed):
+        with pytest.raises(Unmeasured):
             bench.run_until_undisturbed("one", "run_for", "being tried", batch=1, seconds=0.001)
 
 

@@ -13,7 +13,7 @@ import pytest
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import Throughput
 from hpml.core import hardware
-from hpml.measuring.bench import Disturbed, Launches
+from hpml.measuring.bench import Launches, Unmeasured
 from hpml.measuring.machine import energy, gpu
 from hpml.measuring.machine.energy import measure_energy, rapl_counter
 from hpml.measuring.resources import LaunchRecord, resource_figures
@@ -94,7 +94,7 @@ class FakeBench:
     def run_until_undisturbed(self, name: str, do: str, doing: str, **arguments: Any) -> dict[str, Any]:
         used = next(self._used_uj, None)
         if used is None:
-            raise Disturbed("the budget is over")
+            raise Unmeasured("the budget is over")
         if used < 0:
             self.watch.dropped += 1
         counter = self._zone / "energy_uj"

@@ -18,10 +18,10 @@ from hpml.measuring import scenarios
 from hpml.measuring.bench import Bench
 from hpml.measuring.config import BenchmarkConfig, Quiet
 from hpml.measuring.machine.watch import Slice
-from hpml.measuring.scenarios import early_stopping, workload
+from hpml.measuring.scenarios import workload
 from hpml.measuring.scenarios.base import ROUNDS
 from hpml.measuring.scenarios.bisection import PRECISION, Bisection
-from hpml.measuring.statistics import samples_needed
+from hpml.measuring.statistics import allowed_overlatencies, early_stopping_bound, samples_needed
 
 MakeBench = Callable[..., Bench]
 ANY_MACHINE = BenchmarkConfig(
@@ -52,7 +52,7 @@ ANY_MACHINE = BenchmarkConfig(
     ],
 )
 def test_the_overlatencies_that_loadgen_allows(queries: int, level: float, allowed: int) -> None:
-    assert early_stopping.allowed_overlatencies(queries, level) == allowed
+    assert allowed_overlatencies(queries, level) == allowed
 
 
 @given(queries=st.integers(1, 400), level=st.sampled_from((0.5, 0.9, 0.97, 0.99)))
@@ -60,21 +60,21 @@ def test_one_overlatency_more_would_not_show_it(queries: int, level: float) -> N
     def at_most(count: int) -> float:
         return sum(comb(queries, k) * (1 - level) ** k * level ** (queries - k) for k in range(count + 1))
 
-    allowed = early_stopping.allowed_overlatencies(queries, level)
+    allowed = allowed_overlatencies(queries, level)
     assert at_most(allowed) < 0.01 <= at_most(allowed + 1) + 1e-12
 
 
 @pytest.mark.parametrize("level", [0.9, 0.99])
 def test_there_is_a_bound_from_as_many_samples_on_as_a_percentile_needs(level: float) -> None:
     needed = samples_needed(level)
-    assert early_stopping.bound(list(range(needed - 1)), level) is None
-    assert early_stopping.bound(list(range(needed)), level) == needed - 1
+    assert early_stopping_bound(list(range(needed - 1)), level) is None
+    assert early_stopping_bound(list(range(needed)), level) == needed - 1
 
 
 def test_the_bound_holds_in_99_of_100_cases_and_is_not_far_off() -> None:
     rng = np.random.default_rng(1)
     truth = -np.log(0.1)  # p90 of the exponential distribution
-    bounds = np.asarray([early_stopping.bound(rng.exponential(1.0, 300).tolist(), 0.9) for _ in range(1000)])
+    bounds = np.asarray([early_stopping_bound(rng.exponential(1.0, 300).tolist(), 0.9) for _ in range(1000)])
     assert (bounds >= truth).mean() >= 0.985
     assert np.median(bounds) < 1.4 * truth
 
