@@ -13,7 +13,6 @@ from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
 from hpml.core.contract import Output, Result
 from hpml.core.errors import ConfigInvalid, StageFailed
 from hpml.measuring.accuracy import paired_accuracies
-from hpml.measuring.bench import batch_sizes
 from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.figures import best_fp32, engine_figures, timings
 from hpml.measuring.machine.environment import describe
@@ -86,7 +85,7 @@ def _inputs(config: BenchmarkConfig, built: Engines, data: Artifact[DatasetSpec]
             fix="benchmark engines of the same data and preprocessing together",
         )
     rows = np.random.default_rng(config.seed).permutation(data.spec.splits["test"].rows)
-    wanted = max(_POOL_IMAGES, *batch_sizes(config))
+    wanted = max(_POOL_IMAGES, *config.timed_batches)
     images_nhwc, _ = load_split(data, "test")
     return to_x_nchw(images_nhwc[np.resize(rows, wanted)], taken.pop())
 

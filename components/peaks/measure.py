@@ -16,8 +16,7 @@ from hpml.components.peaks import bandwidth, gpu
 from hpml.components.peaks.config import PeaksConfig
 from hpml.components.peaks.gemm import Series, torch_series
 from hpml.components.peaks.memory_levels import MemoryLevels
-from hpml.components.peaks.rounds import Point, Probe, prepare, rates_by_round
-from hpml.components.peaks.stability import figure
+from hpml.components.peaks.rounds import Point, Probe, figure, prepare, rates_by_round
 from hpml.core import hardware, memory
 from hpml.core.contract import Output, Result
 from hpml.measuring.config import Quiet

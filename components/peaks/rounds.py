@@ -9,15 +9,18 @@ likely that is to be reached again.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from hpml.artifacts.interval import Interval
 from hpml.artifacts.peaks import BandwidthPoint, GemmPoint
 from hpml.components.peaks.config import PeaksConfig
 from hpml.core.errors import HpmlError
+from hpml.measuring.statistics import geometric_mean
 
 MIN_ROUNDS = 5
 _VISIT_S = 0.005  # for each point in each round, at least
@@ -94,3 +97,20 @@ def rates_by_round(
                     of_point[-1] = max(of_point[-1], timed[index].rate())
         progress(done + 1)
     return rates
+
+
+def figure(rates: Sequence[float], *, max_spread: float) -> tuple[Interval | None, str]:
+    """The geometric mean of `rates` with its 95 % interval; or None, and why.
+
+    It is stable where the middle half of the rounds, and the interval, are each no wider than `max_spread`
+    as a share of the figure.
+    """
+    interval = geometric_mean(rates)
+    lower, median, upper = statistics.quantiles(rates, n=4, method="inclusive")
+    spread = (upper - lower) / median
+    if spread > max_spread:
+        return None, f"not stable: rounds differ by {100 * spread:.0f} %"
+    width = (interval.high - interval.low) / interval.value
+    if width > max_spread:
+        return None, f"not stable: the 95 % interval is {100 * width:.0f} % wide"
+    return interval, ""

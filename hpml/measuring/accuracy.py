@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.engine import EngineSpec
@@ -17,9 +17,6 @@ from hpml.artifacts.measurements import PairedAccuracy
 from hpml.core.errors import StageFailed
 from hpml.measuring.statistics import CONFIDENCE, wilson
 from hpml.tasks.images import load_split
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 def paired_accuracies(

@@ -35,13 +35,15 @@ class Unmeasured(Exception):
 
 @dataclass
 class Launches:
-    """What the launches of one engine told. One entry a launch, milliseconds. Memory 0: not known."""
+    """What the launches of one engine told, as fields of `LaunchRecord`."""
 
     cold_start_ms: list[float] = field(default_factory=list)
     load_ms: list[float] = field(default_factory=list)
     peak_rss_bytes: int = 0
     device_memory_bytes: int | None = None
     device: str = "cpu"
+    energy_mj_per_request: list[float] = field(default_factory=list)
+    energy_source: str = ""
 
 
 class Bench:
@@ -125,7 +127,7 @@ class Bench:
             "loading",
             subject=subject.of_variant(settings.variant).model_dump(mode="json"),
             inputs=str(self.inputs),
-            batch_sizes=batch_sizes(self.config),
+            batch_sizes=self.config.timed_batches,
             threads=settings.threads,
             spinning=settings.spinning,
         )
@@ -137,7 +139,7 @@ class Bench:
             launches.cold_start_ms.append((loaded["answered_ns"] - begun_ns) / 1e6)
             launches.load_ms.append(loaded["load_ms"])
         self._processes[name] = process
-        for batch in batch_sizes(self.config):
+        for batch in self.config.timed_batches:
             warm = process.ask(
                 "warm_up",
                 f"warming up at batch {batch}",
@@ -214,8 +216,3 @@ class Bench:
                 raise Unmeasured(f"disturbed: the machine was disturbed while {name} was timed")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-
-def batch_sizes(config: BenchmarkConfig) -> list[int]:
-    """The batch sizes that are timed, ascending; 1 always is, for latency."""
-    return sorted({1, *config.batch_sizes})

@@ -43,6 +43,11 @@ class BenchmarkConfig(Config):
     require_quiet: bool = False  # end with exit code 5 where something is not measured, as a gate in CI
     seed: int = Field(default=0, ge=0)  # of the order of the engines and the choice of images
 
+    @property
+    def timed_batches(self) -> list[int]:
+        """The batch sizes that are timed, ascending; 1 always is, for latency."""
+        return sorted({1, *self.batch_sizes})
+
     def unsupported_reason(self) -> str:
         """Why this machine cannot pin so many threads; empty if it can."""
         if self.threads and self.threads > usable_cpus():

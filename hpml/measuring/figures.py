@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import EngineFigures, Throughput
+from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.paired import MIN_ROUNDS, Batch1Analysis, counts, reference_of, undisturbed_rows
 from hpml.measuring.resources import LaunchRecord, resource_figures
+from hpml.measuring.rounds import Rounds
 from hpml.measuring.statistics import quantile, rate, samples_needed
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from hpml.measuring.config import BenchmarkConfig
-    from hpml.measuring.rounds import Rounds
 
 LEVELS = {"latency_ms_p50": 0.5, "latency_ms_p90": 0.9, "latency_ms_p99": 0.99}
 
@@ -77,7 +74,7 @@ def timings(
 
     fastest_fp32 is empty where there is none. busy: why there are not enough undisturbed rounds, in words.
     """
-    batches = sorted({1, *config.batch_sizes})
+    batches = config.timed_batches
     latencies = rounds.latencies(names, batches)
     at_1 = Batch1Analysis.of(rounds, names, precision=config.precision)
     reference = reference_of(config, names)

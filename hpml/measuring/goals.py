@@ -9,7 +9,7 @@ nobody out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pydantic import Field
@@ -232,17 +232,10 @@ def _choose(
 ) -> Decision:
     race = _Race(goals.objective, measurements, candidates)
     chosen = race.chosen
-    undecided = race.undecided()
     judged = dict(verdicts)
     for name, figures in candidates.items():
-        unverified = _unverified(goals, figures)
-        if name == chosen:
-            judged[name] = Verdict("chosen", race.why_chosen(undecided), unverified=unverified)
-        elif name in race.unbeaten:
-            judged[name] = Verdict("tied", race.why_not(name), unverified=unverified)
-        else:
-            judged[name] = Verdict("qualified", race.why_beaten(name), unverified=unverified)
-    return Decision(judged, chosen, None, f"{chosen}: {judged[chosen].reason}", undecided)
+        judged[name] = replace(race.verdict(name), unverified=_unverified(goals, figures))
+    return Decision(judged, chosen, None, f"{chosen}: {judged[chosen].reason}", race.undecided)
 
 
 class _Race:
@@ -261,8 +254,17 @@ class _Race:
         unbeaten = [name for name in self._names if not self._beaters(name)]
         self.unbeaten = unbeaten or self._names  # each beaten by another: ratios of other rounds each
         self.chosen = min(self.unbeaten, key=lambda name: (self._sizes[name], name))
+        self.undecided = self._unknown()
 
-    def undecided(self) -> str:
+    def verdict(self, name: str) -> Verdict:
+        """Where a candidate stands."""
+        if name == self.chosen:
+            return Verdict("chosen", self._why_chosen())
+        if name in self.unbeaten:
+            return Verdict("tied", self._why_not(name))
+        return Verdict("qualified", self._why_beaten(name))
+
+    def _unknown(self) -> str:
         """What is not known, so that another may be better than the chosen one; empty if all is."""
         quantity = QUANTITIES[self.objective]
         absent = [name for name in self.unbeaten if self._figures[name] is None]
@@ -273,28 +275,28 @@ class _Race:
         unknown = [name for name in self._rivals() if self._beats(name, self.chosen) is None]
         return f"{quantity} is not compared with that of {', '.join(unknown)}" if unknown else ""
 
-    def why_chosen(self, undecided: str) -> str:
+    def _why_chosen(self) -> str:
         """The figure of the chosen one, and what it has before the others."""
         figure = describe(self.objective, self._figures[self.chosen])
-        known = "" if self._figures[self.chosen] is None else f"{figure}; "
         if len(self._names) == 1:
             return f"{figure}: the only one that meets the goals"
-        if undecided and len(self.unbeaten) == len(self._names):
-            return f"{known}{undecided}: {self._smallest_of('the candidates')}"
-        if undecided:
-            return f"{known}{undecided}: {self._smallest_of('those that no other is known to beat')}"
+        if self.undecided:
+            known = "" if self._figures[self.chosen] is None else f"{figure}; "
+            all_unbeaten = len(self.unbeaten) == len(self._names)
+            whom = "the candidates" if all_unbeaten else "those that no other is known to beat"
+            return f"{known}{self.undecided}: {self._smallest_of(whom)}"
         if rivals := self._rivals():
             return f"{figure}, not told apart from {', '.join(rivals)}: {self._smallest_of('them')}"
         return f"{figure}, the best of those that meet the goals"
 
-    def why_not(self, name: str) -> str:
+    def _why_not(self, name: str) -> str:
         """Of one that no other beats: why the chosen one goes before it."""
         is_smaller = self._sizes[self.chosen] < self._sizes[name]
         after = f"{self.chosen} is smaller" if is_smaller else f"{self.chosen} is as small, and first by name"
         apart = "" if self._beats(name, self.chosen) is None else f", not told apart from {self.chosen}"
         return f"{describe(self.objective, self._figures[name])}{apart}; {after}"
 
-    def why_beaten(self, name: str) -> str:
+    def _why_beaten(self, name: str) -> str:
         """By whom, and by how much where they were paired."""
         beaters = self._beaters(name)
         beater = self.chosen if self.chosen in beaters else beaters[0]

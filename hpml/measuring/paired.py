@@ -6,7 +6,7 @@ import itertools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,12 +14,10 @@ from numpy.typing import NDArray
 from hpml.artifacts.core_state import CoreState
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import PairedRatio, StateFigures
+from hpml.measuring.config import BenchmarkConfig
+from hpml.measuring.machine.state_clusters import States
 from hpml.measuring.rounds import Round, Rounds, state_of
 from hpml.measuring.statistics import mixture, paired_ratio, quantile
-
-if TYPE_CHECKING:
-    from hpml.measuring.config import BenchmarkConfig
-    from hpml.measuring.machine.state_clusters import States
 
 MIN_ROUNDS = 6  # undisturbed, to quote a figure: the extremes of five hold a median 94 times in 100 only
 MAX_HALF_WIDTH = (
@@ -169,7 +167,7 @@ def is_precise(rounds: Rounds, config: BenchmarkConfig, names: Sequence[str]) ->
     There are as many rounds and launches as asked for; every speed-up is known to within `config.precision`
     in each state that was seen for 5 % of the time.
     """
-    batches = sorted({1, *config.batch_sizes})
+    batches = config.timed_batches
     if rounds.launches < config.launches or min(len(rounds.at(batch)) for batch in batches) < config.rounds:
         return False
     at_1 = Batch1Analysis.of(rounds, names, precision=config.precision)
@@ -186,7 +184,7 @@ def is_precise(rounds: Rounds, config: BenchmarkConfig, names: Sequence[str]) ->
 
 def missing(rounds: Rounds, config: BenchmarkConfig, names: Sequence[str]) -> str:
     """Which figures there are too few undisturbed rounds for, in words; empty if all can be quoted."""
-    batches = sorted({1, *config.batch_sizes})
+    batches = config.timed_batches
     latencies = rounds.latencies(names, batches)
     found = []
     at_1 = Batch1Analysis.of(rounds, names, precision=config.precision)

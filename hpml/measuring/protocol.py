@@ -15,7 +15,7 @@ import math
 from collections.abc import Iterator, Sequence
 
 from hpml.core.contract import Output
-from hpml.measuring.bench import Bench, batch_sizes
+from hpml.measuring.bench import Bench
 from hpml.measuring.paired import is_precise, missing
 from hpml.measuring.rounds import Rounds, round_orders
 from hpml.measuring.samples import RoundCheckpoint, RoundPlan
@@ -68,7 +68,7 @@ def _time_launch(bench: Bench, rounds: Rounds, launch: int, orders: Iterator[lis
     begun_s = bench.now_s()
     left_s = bench.deadline_s - begun_s
     share_s = min(left_s, config.time_budget_s / config.launches) if late else left_s / to_come
-    batches = [b for b in batch_sizes(config) if b == 1 or not late or len(rounds.at(b)) < config.rounds]
+    batches = [b for b in config.timed_batches if b == 1 or not late or len(rounds.at(b)) < config.rounds]
     have = dict.fromkeys(batches, 0)
     with bench.launched():
         launched_s = bench.now_s()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import (
@@ -32,14 +31,6 @@ class LaunchRecord(Config):
     energy_source: str = ""
     scenarios: tuple[ScenarioFigures, ...] = ()
     concurrency: tuple[ConcurrencyFigures, ...] = ()
-
-
-@dataclass(frozen=True)
-class Energy:
-    """Millijoules a request at batch 1, one value a slice, and the counter; or why there is none."""
-
-    mj_per_request: tuple[float, ...]
-    source: str
 
 
 def resource_figures(

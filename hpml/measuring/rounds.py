@@ -53,20 +53,11 @@ class Rounds:
         """The rounds at one batch size that count."""
         return [one for one in self.all if one.batch == batch and one.latency_ms]
 
-    def latencies(self, names: Iterable[str], batches: Iterable[int]) -> Latencies:
-        """Milliseconds of all requests."""
+    def latencies(self, names: Iterable[str], batches: Iterable[int], *, of: str = "latency_ms") -> Latencies:
+        """Milliseconds of all requests, or of="device_ms" of those on the GPU, which not every engine has."""
         return {
-            name: {batch: _stacked(one.latency_ms[name] for one in self.at(batch)) for batch in batches}
+            name: {batch: _stacked(getattr(one, of)[name] for one in self.at(batch)) for batch in batches}
             for name in names
-        }
-
-    def device_latencies(self, names: Iterable[str], batches: Iterable[int]) -> Latencies:
-        """Milliseconds on the GPU, of the engines that ran there on a stream that we know."""
-        on_gpu = {name for one in self.all for name in one.device_ms}
-        return {
-            name: {batch: _stacked(one.device_ms[name] for one in self.at(batch)) for batch in batches}
-            for name in names
-            if name in on_gpu
         }
 
     def states(self) -> States | None:

@@ -34,22 +34,21 @@ def write_samples(path: Path, rounds: Rounds, names: Sequence[str], config: Benc
     after. "seconds@dropped" and so on are those of the rounds at any batch size that do not count.
     """
     first_s = min((one.at_s for one in rounds.all), default=0.0)
-    _write(path, rounds, names, sorted({1, *config.batch_sizes}), since_s=first_s)
+    _write(path, rounds, names, config.timed_batches, since_s=first_s)
 
 
 def _write(
     path: Path, rounds: Rounds, names: Sequence[str], batches: Iterable[int], *, since_s: float
 ) -> None:
     batches, states = list(batches), rounds.states()
-    arrays: dict[str, Any] = {
-        f"{name}@{batch}{suffix}": latency_ms
-        for suffix, latencies in (
-            ("", rounds.latencies(names, batches)),
-            ("/device", rounds.device_latencies(names, batches)),
-        )
-        for name, of_batch in latencies.items()
-        for batch, latency_ms in of_batch.items()
-    }
+    on_gpu = [name for name in names if any(name in one.device_ms for one in rounds.all)]
+    arrays: dict[str, Any] = {}
+    for suffix, latencies in (
+        ("", rounds.latencies(names, batches)),
+        ("/device", rounds.latencies(on_gpu, batches, of="device_ms")),
+    ):
+        for name, of_batch in latencies.items():
+            arrays |= {f"{name}@{batch}{suffix}": ms for batch, ms in of_batch.items()}
     dropped = [one for one in rounds.all if not one.latency_ms]
     for key, of_key in ((_DROPPED, dropped), *((str(batch), rounds.at(batch)) for batch in batches)):
         arrays |= {

@@ -7,16 +7,14 @@ figures would hold the winner's luck.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpml.artifacts.measurements import EngineSettings
 from hpml.core.contract import Output
+from hpml.measuring.bench import Bench
 from hpml.measuring.paired import MIN_ROUNDS
-
-if TYPE_CHECKING:
-    from hpml.measuring.bench import Bench
+from hpml.measuring.rounds import round_orders
 
 _ROUNDS = 25
 _SHARE_OF_BUDGET = 0.25  # of the time of the rounds, at most
@@ -49,8 +47,6 @@ def choose_settings(bench: Bench, out: Output) -> dict[str, EngineSettings]:
 
 def _p50_ms(trials: Bench, out: Output) -> list[dict[str, float]]:
     """The p50 of each trial in each round, while there is time."""
-    from hpml.measuring.rounds import round_orders
-
     until_s = trials.now_s() + _SHARE_OF_BUDGET * trials.config.time_budget_s
     found: list[dict[str, float]] = []
     with trials.launched():

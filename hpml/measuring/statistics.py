@@ -15,14 +15,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from statistics import NormalDist, fmean, stdev
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpml.artifacts.interval import Interval
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 CONFIDENCE = 0.95
 _EARLY_STOPPING = 1 - 0.99  # the chance that loadgen lets a percentile be quoted too early

@@ -7,22 +7,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpml.artifacts.measurements import (
-    ConcurrencyFigures,
-    Conditions,
-    EngineSettings,
-    MeasurementsSpec,
-    ScenarioFigures,
-)
+from hpml.artifacts.measurements import Conditions, EngineSettings, MeasurementsSpec
 from hpml.core.contract import Output
-from hpml.measuring.bench import Bench
+from hpml.measuring.bench import Bench, Launches
 from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.machine import gpu
 from hpml.measuring.machine.energy import measure_energy
 from hpml.measuring.machine.environment import Pressure
 from hpml.measuring.paired import compared, missing
 from hpml.measuring.protocol import time_rounds
-from hpml.measuring.resources import Energy, LaunchRecord
+from hpml.measuring.resources import LaunchRecord
 from hpml.measuring.rounds import Rounds
 from hpml.measuring.scenarios import run_all
 from hpml.measuring.subjects import Subject
@@ -57,7 +51,7 @@ def time_subjects(
     before, gpu_before = Pressure.read(), gpu.read()
     rounds = time_rounds(bench, out)
     of_loads = run_all(bench)
-    energy = measure_energy(bench)
+    measure_energy(bench)
     after, watch = Pressure.read(), bench.watch
     conditions = Conditions(
         slices=watch.slices,
@@ -81,20 +75,19 @@ def time_subjects(
         incomplete=f"not measured: {lacking}: {conditions.busy}" if lacking else "",
         **compared(rounds, bench.names, precision=config.precision),
     )
-    told = {name: _told(bench, name, energy[name], of_loads[name]) for name in bench.names}
+    told = {}
+    for name, (scenarios, concurrency) in of_loads.items():
+        told[name] = LaunchRecord(
+            **_own(bench.launches[name]),
+            settings=bench.settings[name],
+            scenarios=scenarios,
+            concurrency=concurrency,
+        )
     return Timed(rounds, told, bench.settings, measurements)
 
 
-def _told(
-    bench: Bench,
-    name: str,
-    energy: Energy,
-    of_loads: tuple[tuple[ScenarioFigures, ...], tuple[ConcurrencyFigures, ...]],
-) -> LaunchRecord:
-    """What was told of one subject. Of one that runs elsewhere, our own process tells nothing."""
-    launches, (scenarios, concurrency) = bench.launches[name], of_loads
-    found: dict[str, Any] = {"device": launches.device, "energy_source": _ELSEWHERE}
-    if launches.device != "remote":
-        energy_told = {"energy_mj_per_request": energy.mj_per_request, "energy_source": energy.source}
-        found = {**vars(launches), **energy_told}
-    return LaunchRecord(**found, settings=bench.settings[name], scenarios=scenarios, concurrency=concurrency)
+def _own(launches: Launches) -> dict[str, Any]:
+    """What our own process told; of a subject that runs elsewhere that is nothing."""
+    if launches.device == "remote":
+        return {"device": "remote", "energy_source": _ELSEWHERE}
+    return vars(launches)

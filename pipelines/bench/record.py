@@ -130,7 +130,7 @@ def read_again(folder: Path) -> BenchRecord:
 def _read_rounds(file: Path, record: BenchRecord) -> Rounds:
     from hpml.measuring.samples import read_samples
 
-    batches = sorted({1, *record.config.batch_sizes})
+    batches = record.config.timed_batches
     why = regular_files.problem(file)
     if why:
         raise ConfigInvalid(f"the samples in {file} cannot be read", why=f"it {why}")

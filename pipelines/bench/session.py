@@ -32,7 +32,6 @@ from hpml.pipelines.engine.store import Store
 from hpml.pipelines.terminal import console
 from hpml.reporting.over_time import LatencyOverTime, read_over_time
 
-_BATCHES = (1, 8, 32)
 _POOL_ROWS = 64  # distinct samples that the requests cycle through, more where a batch needs more
 _POOL_BYTES = 256 * 1024**2  # of all of them together, at most
 _SHARE_OF_MEMORY = 0.5
@@ -183,7 +182,7 @@ def _default_batches(found: Mapping[str, Measurable]) -> tuple[int, ...]:
     """1, 8 and 32; with something that takes one sample at a time, only that, which is said."""
     single = [name for name, item in found.items() if item.signature.batch == 1]
     if not single:
-        return _BATCHES
+        return 1, 8, 32
     console.err.print(f"only batch 1 is measured: {', '.join(single)} takes one at a time", markup=False)
     return (1,)
 
@@ -212,10 +211,8 @@ def _write_inputs(file: Path, found: Mapping[str, Measurable], config: Benchmark
     from hpml.measuring.subjects.tensors import write_arrays
 
     tensors = {tensor.array: tensor for item in found.values() for tensor in item.signature.inputs}
-    of_engines = {
-        tensor.array for item in found.values() if isinstance(item.subject, EngineSubject)
-        for tensor in item.signature.inputs
-    }  # fmt: skip
+    engines = [item for item in found.values() if isinstance(item.subject, EngineSubject)]
+    of_engines = {tensor.array for item in engines for tensor in item.signature.inputs}
     if len(of_engines) > 1:
         raise ConfigInvalid(
             "the engines do not take the same images", why=f"they take {' and '.join(sorted(of_engines))}"

@@ -8,7 +8,6 @@ from pathlib import Path
 
 from hpml.measuring.bench import Bench, Unmeasured
 from hpml.measuring.machine import gpu
-from hpml.measuring.resources import Energy
 
 RAPL = Path("/sys/class/powercap")
 _SLICES = 5
@@ -17,11 +16,14 @@ _SLICE_S = 0.5  # the counters move in steps of a millisecond (RAPL) to some ten
 Counter = Callable[[], float]  # millijoules
 
 
-def measure_energy(bench: Bench) -> dict[str, Energy]:
-    """The energy of requests at batch 1 of each engine: what the whole package or GPU used meanwhile."""
-    counters = {name: _counter(bench.launches[name].device) for name in bench.names}
+def measure_energy(bench: Bench) -> None:
+    """Take note of the energy of requests at batch 1 of each engine: what the whole package or GPU used."""
+    counters = {name: _counter(launches.device) for name, launches in bench.launches.items()}
     with bench.launched() if any(counter for counter, _ in counters.values()) else nullcontext():
-        return {name: _of_engine(bench, name, *counters[name]) for name in bench.names}
+        for name, (counter, source) in counters.items():
+            launches = bench.launches[name]
+            launches.energy_source = source if counter else f"not measured: {source}"
+            launches.energy_mj_per_request = _of_engine(bench, name, counter) if counter else []
 
 
 def _counter(device: str) -> tuple[Counter | None, str]:
@@ -31,10 +33,8 @@ def _counter(device: str) -> tuple[Counter | None, str]:
     return gpu_counter() if device == "cuda" else rapl_counter(RAPL)
 
 
-def _of_engine(bench: Bench, name: str, counter: Counter | None, source: str) -> Energy:
-    """source: the counter's name, or why there is none."""
-    if counter is None:
-        return Energy((), f"not measured: {source}")
+def _of_engine(bench: Bench, name: str, counter: Counter) -> list[float]:
+    """Millijoules a request, one value a slice."""
     values: list[float] = []
     for _ in range(_SLICES):
         dropped, begun_mj = bench.watch.dropped, counter()
@@ -48,7 +48,7 @@ def _of_engine(bench: Bench, name: str, counter: Counter | None, source: str) ->
         # A slice that had to be repeated holds the energy of both, a counter that ran over tells nothing.
         if bench.watch.dropped == dropped and used_mj > 0:
             values.append(used_mj / reply["requests"])
-    return Energy(tuple(values), source)
+    return values
 
 
 def gpu_counter() -> tuple[Counter | None, str]:

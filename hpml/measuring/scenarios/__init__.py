@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 
 from hpml.artifacts.measurements import ConcurrencyFigures, ScenarioFigures, ScenarioName
-from hpml.measuring.bench import Bench, Unmeasured, batch_sizes
+from hpml.measuring.bench import Bench, Unmeasured
 from hpml.measuring.scenarios.base import Figures, Load, Scenario, Session, trials
 from hpml.measuring.scenarios.closed_loop import ClosedLoop
 from hpml.measuring.scenarios.offline import Offline
@@ -36,7 +36,7 @@ def run_all(bench: Bench) -> Measured:
     config = bench.config
     clients = [ClosedLoop(count) for count in sorted(set(config.concurrency))]
     wanted = [SCENARIOS[name] for name in config.scenarios]
-    batches = {*batch_sizes(config), *(scenario.samples_per_query for scenario in wanted)}
+    batches = {*config.timed_batches, *(scenario.samples_per_query for scenario in wanted)}
     loops = _measured(bench, clients, {1})
     scenarios = _measured(bench, wanted, batches)
     return {

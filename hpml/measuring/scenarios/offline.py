@@ -7,7 +7,6 @@ import math
 import numpy as np
 
 from hpml.artifacts.measurements import ScenarioFigures, ScenarioName
-from hpml.measuring.bench import batch_sizes
 from hpml.measuring.scenarios.base import ROUNDS, Scenario, Session, WorkerRequest, in_rounds
 from hpml.measuring.statistics import rate
 
@@ -43,4 +42,4 @@ class Offline(Scenario):
 def _best_batch(session: Session, name: str) -> int:
     """The batch size with the least time a sample in the trials."""
     latency_ms = session.latency_ms[name]
-    return min(batch_sizes(session.bench.config), key=lambda batch: latency_ms[batch] / batch)
+    return min(session.bench.config.timed_batches, key=lambda batch: latency_ms[batch] / batch)

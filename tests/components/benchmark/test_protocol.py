@@ -20,7 +20,7 @@ from hpml.components.__main__ import Job, execute
 from hpml.core.contract import Output
 from hpml.core.errors import GateFailed, StageFailed
 from hpml.core.hardware import usable_cpus
-from hpml.measuring.bench import Bench, Unmeasured, batch_sizes
+from hpml.measuring.bench import Bench, Unmeasured
 from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.machine.watch import WAITED
 from hpml.measuring.process.engine_process import EngineProcess
@@ -153,7 +153,7 @@ def test_a_slow_engine_has_three_requests_in_a_slice_and_a_fast_one_what_fits(
     with bench.launched():
         assert set(bench.requests) == {"one", "other"}
         for of_batch in bench.requests.values():
-            assert sorted(of_batch) == batch_sizes(FAST)
+            assert sorted(of_batch) == FAST.timed_batches
             assert of_batch[1] >= 3
             assert of_batch[4] >= 1
 

@@ -102,6 +102,11 @@ class FakeBench:
         return {"requests": 50}
 
 
+def energy_of(bench: FakeBench) -> Launches:
+    measure_energy(bench)  # type: ignore[arg-type]
+    return bench.launches["one"]
+
+
 @pytest.fixture
 def zone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setattr(energy, "RAPL", tmp_path)
@@ -109,19 +114,19 @@ def zone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 
 def test_energy_is_what_the_counter_moved_by_a_request(zone: Path) -> None:
-    measured = measure_energy(FakeBench(zone, iter([100_000, 105_000, 95_000, 100_000, 100_000])))  # type: ignore[arg-type]
-    assert measured["one"].mj_per_request == pytest.approx((2.0, 2.1, 1.9, 2.0, 2.0))
-    assert measured["one"].source == "RAPL, all CPU packages"
+    measured = energy_of(FakeBench(zone, iter([100_000, 105_000, 95_000, 100_000, 100_000])))
+    assert measured.energy_mj_per_request == pytest.approx((2.0, 2.1, 1.9, 2.0, 2.0))
+    assert measured.energy_source == "RAPL, all CPU packages"
 
 
 def test_a_repeated_slice_tells_nothing_and_the_end_of_the_budget_ends_it(zone: Path) -> None:
-    measured = measure_energy(FakeBench(zone, iter([100_000, -900_000, 100_000])))  # type: ignore[arg-type]
-    assert measured["one"].mj_per_request == pytest.approx((2.0, 2.0))
+    measured = energy_of(FakeBench(zone, iter([100_000, -900_000, 100_000])))
+    assert measured.energy_mj_per_request == pytest.approx((2.0, 2.0))
 
 
 def test_a_server_is_another_process(zone: Path) -> None:
-    measured = measure_energy(FakeBench(zone, iter([]), device="remote"))  # type: ignore[arg-type]
-    assert measured["one"].source == "not measured: the server is another process"
+    measured = energy_of(FakeBench(zone, iter([]), device="remote"))
+    assert measured.energy_source == "not measured: the server is another process"
 
 
 def test_without_a_gpu_nothing_is_said_of_one() -> None:

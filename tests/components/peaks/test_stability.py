@@ -7,7 +7,7 @@ import pytest
 
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.peaks import BandwidthPoint, PeaksSpec
-from hpml.components.peaks.stability import figure
+from hpml.components.peaks.rounds import figure
 from hpml.measuring.statistics import geometric_mean
 
 
