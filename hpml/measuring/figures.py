@@ -33,10 +33,10 @@ def best_fp32(
         for name in names
         if name != reference and engines[name].spec.precision == "fp32" and not engines[name].spec.methods
     ]
+    if not rounds.at(1):
+        return ""
     p50_ms = Batch1Analysis.of(rounds, candidates).p50_ms
-    return (
-        min(candidates, key=lambda name: float(np.median(p50_ms[name])), default="") if rounds.at(1) else ""
-    )
+    return min(candidates, key=lambda name: float(np.median(p50_ms[name])), default="")
 
 
 def engine_figures(
@@ -96,7 +96,7 @@ def _throughputs(
     found = []
     for batch in batches:
         launch = np.array([one.launch for one in rounds.at(batch)], np.int64)
-        clean = np.isfinite(latencies[batch]).all(axis=1) if len(launch) else np.zeros(0, bool)
+        clean = np.isfinite(latencies[batch]).all(axis=1)
         if clean.sum() >= MIN_ROUNDS:
             images_per_s = rate(batch, latencies[batch][clean] / 1e3, counts(launch[clean]))
             found.append(Throughput(batch=batch, images_per_s=images_per_s))

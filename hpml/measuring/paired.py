@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -17,7 +17,7 @@ from hpml.artifacts.measurements import PairedRatio, StateFigures
 from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.machine.state_clusters import States
 from hpml.measuring.rounds import Round, Rounds, state_of
-from hpml.measuring.statistics import mixture, paired_ratio, quantile
+from hpml.measuring.statistics import median, mixture
 
 MIN_ROUNDS = 6  # undisturbed, to quote a figure: the extremes of five hold a median 94 times in 100 only
 MAX_HALF_WIDTH = (
@@ -74,7 +74,7 @@ class Batch1Analysis:
         """How many times faster `engine` is than `baseline`."""
         known, reasons, unknown_share = [], [], 0.0
         for index, state in enumerate(self.states):
-            interval, reason = self._in_state(index, lambda rows: self._paired(engine, baseline, rows))
+            interval, reason = self._in_state(index, self.p50_ms[baseline] / self.p50_ms[engine])
             if interval:
                 known.append((state, interval))
             else:
@@ -99,7 +99,7 @@ class Batch1Analysis:
         ratios = self.ratio(name, reference).states
         best = self.ratio(name, fastest_fp32).states if fastest_fp32 else {}
         for index, state in enumerate(self.states):
-            p50, reason = self._in_state(index, lambda rows: self._p50(name, rows))
+            p50, reason = self._in_state(index, self.p50_ms[name])
             described.append(
                 StateFigures(
                     state=state.name,
@@ -112,26 +112,16 @@ class Batch1Analysis:
             )
         return tuple(described)
 
-    def _in_state(
-        self, index: int, figure: Callable[[NDArray[np.bool_]], Interval]
-    ) -> tuple[Interval | None, str]:
-        """A figure of the rounds in a state; or why there is none that may be quoted."""
+    def _in_state(self, index: int, of_rounds: NDArray[np.float64]) -> tuple[Interval | None, str]:
+        """The median of a figure of the rounds in a state; or why there is none that may be quoted."""
         rows = self.state == index
         if rows.sum() < MIN_ROUNDS:
             return None, f"{rows.sum()} of {MIN_ROUNDS} undisturbed rounds"
-        interval = figure(rows)
+        interval = median(of_rounds[rows], counts(self.launch[rows]))
         half_width = _half_width(interval)
         if half_width > self.widest:
             return None, f"known to within {half_width:.0%} only, {self.widest:.0%} is allowed"
         return interval, ""
-
-    def _p50(self, name: str, rows: NDArray[np.bool_]) -> Interval:
-        return quantile(self.p50_ms[name][rows][:, None], 0.5, counts(self.launch[rows]))
-
-    def _paired(self, engine: str, baseline: str, rows: NDArray[np.bool_]) -> Interval:
-        if engine == baseline:
-            return Interval(value=1, low=1, high=1)
-        return paired_ratio(self.p50_ms[baseline][rows], self.p50_ms[engine][rows], counts(self.launch[rows]))
 
 
 def core_states(rounds: Sequence[Round], states: States | None) -> tuple[CoreState, ...]:
@@ -218,7 +208,5 @@ def undisturbed_rows(latency_ms: NDArray[np.float64]) -> NDArray[np.float64]:
 
     A disturbance hits long requests rather than short ones: what is left of a slice has too short a tail.
     """
-    rows: NDArray[np.float64] = (
-        latency_ms[np.isfinite(latency_ms).all(axis=1)] if latency_ms.size else latency_ms
-    )
+    rows: NDArray[np.float64] = latency_ms[np.isfinite(latency_ms).all(axis=1)]
     return rows

@@ -84,15 +84,12 @@ def quantile(samples: NDArray[np.float64], level: float, launches: Sequence[int]
     return Interval(value=value, low=min(low, value), high=max(high, value))
 
 
-def paired_ratio(
-    slower: NDArray[np.float64], faster: NDArray[np.float64], launches: Sequence[int] = ()
-) -> Interval:
-    """The median over rounds of `slower` / `faster`, one figure a round each, (rounds,), at least 6.
+def median(of_rounds: NDArray[np.float64], launches: Sequence[int] = ()) -> Interval:
+    """The median over rounds (at least 6) of one figure of each.
 
-    Both figures of a round met the same machine, so what they have in common drops out of their ratio.
+    Of a ratio of two engines, too: both met the same machine, so what they have in common drops out of it.
     """
-    ratios = slower / faster
-    return quantile(ratios[:, None], 0.5, launches)
+    return quantile(of_rounds[:, None], 0.5, launches)
 
 
 def mixture(parts: Sequence[tuple[float, Interval]]) -> Interval:
