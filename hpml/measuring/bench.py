@@ -100,9 +100,8 @@ class Bench:
                 self._launch(stack, name, subject, self._out.scratch / f"engine-{index}.log")
             # With one thread nothing goes from CPU to CPU.
             alone = all(settings.threads == 1 for settings in self.settings.values())
-            self._distance = stack.enter_context(
-                CoreLatencyProbe([] if alone else sorted(os.sched_getaffinity(0)))
-            )
+            cpus = [] if alone else sorted(os.sched_getaffinity(0))
+            self._distance = stack.enter_context(CoreLatencyProbe(cpus))
             try:
                 yield
                 for name, process in self._processes.items():
@@ -117,11 +116,10 @@ class Bench:
     def _launch(self, stack: ExitStack, name: str, subject: Subject, log: Path) -> None:
         """A cold start counts only if nothing disturbed it; the process is kept either way."""
         begun_ns = time.perf_counter_ns()
-        process = stack.enter_context(
-            EngineProcess(name, log, reply_limit_s=self._reply_limit_s, sleeps=True)
-        )
+        started = EngineProcess(name, log, reply_limit_s=self._reply_limit_s, sleeps=True)
+        process = stack.enter_context(started)
         before = self.watch.snapshot(process.pid)
-        settings = self.settings[name]
+        settings, launches = self.settings[name], self.launches[name]
         loaded = process.ask(
             "load",
             "loading",
@@ -132,7 +130,6 @@ class Bench:
             spinning=settings.spinning,
         )
         seen = self.watch.between(before, self.watch.snapshot(process.pid))
-        launches = self.launches[name]
         self.harness_us_per_request = max(self.harness_us_per_request, loaded["harness_us_per_request"])
         launches.device = loaded["device"]
         if not self.watch.disturbances(seen):

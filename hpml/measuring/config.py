@@ -23,9 +23,7 @@ class BenchmarkConfig(Config):
 
     reference: str = Field(default="fp32/eager", min_length=1)  # the engine that speed-ups refer to
     rounds: int = Field(default=60, ge=5, le=10_000)  # undisturbed, at each batch size, at least
-    launches: int = Field(
-        default=5, ge=1, le=100
-    )  # fresh processes of each engine, over which rounds are spread
+    launches: int = Field(default=5, ge=1, le=100)  # fresh processes; rounds are spread over them
     slice_ms: float = Field(default=25.0, gt=0, le=10_000)  # of one engine's requests; 3 requests at least
     precision: float = Field(default=0.01, gt=0, lt=1)  # of speed-ups at batch 1, in each state: then it ends
     batch_sizes: tuple[Annotated[int, Field(ge=1, le=4096)], ...] = (1, 8, 32)  # throughput is measured here

@@ -36,9 +36,8 @@ _SMALLEST_ALLOWED_DROP = 0.001  # 0.1 point; a relative shortfall needs somethin
 class Goals(Config):
     """What the chosen engine has to satisfy, and what is then minimised (throughput: maximised)."""
 
-    max_accuracy_drop: float = Field(
-        default=0.01, ge=0, le=1
-    )  # of top-1, from the reference's; 0.01 = 1 point
+    # Of top-1, from the reference's; 0.01 = 1 point.
+    max_accuracy_drop: float = Field(default=0.01, ge=0, le=1)
     max_latency_ms_p99: float | None = Field(default=None, gt=0)  # batch 1
     max_size_mb: float | None = Field(default=None, gt=0)  # 1 MB = 1e6 bytes
     objective: Objective = "latency_ms_p50"

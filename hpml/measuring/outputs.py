@@ -95,17 +95,11 @@ def write(
 
 
 def _read(file: Path, names: Sequence[str]) -> Answers:
-    answers: Answers = []
     with np.load(file, allow_pickle=False) as arrays:
-        while any(f"{len(answers)}:{index}" in arrays.files for index in range(len(names))):
-            row = len(answers)
-            answers.append(
-                {
-                    name: arrays[f"{row}:{index}"] if f"{row}:{index}" in arrays.files else None
-                    for index, name in enumerate(names)
-                }
-            )
-    return answers
+        rows = 1 + max((int(key.partition(":")[0]) for key in arrays.files), default=-1)
+        return [
+            {name: arrays.get(f"{row}:{index}") for index, name in enumerate(names)} for row in range(rows)
+        ]
 
 
 # -------------------------------------------------------------------------------------------- beside another

@@ -20,9 +20,8 @@ from hpml.measuring.rounds import Round, Rounds, state_of
 from hpml.measuring.statistics import median, mixture
 
 MIN_ROUNDS = 6  # undisturbed, to quote a figure: the extremes of five hold a median 94 times in 100 only
-MAX_HALF_WIDTH = (
-    0.05  # half the width of an interval; beyond it nothing is quoted, unless less precision is asked for
-)
+# Half the width of an interval; beyond it nothing is quoted, unless less precision is asked for.
+MAX_HALF_WIDTH = 0.05
 _RARE_STATE = 0.05  # of the time; a mixture is quoted without a state that is as rare
 
 

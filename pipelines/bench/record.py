@@ -55,9 +55,7 @@ class BenchRecord(Config):
     notes: tuple[str, ...] = ()  # what a reader of the figures should know
     subjects: dict[str, SubjectRecord]
     measurements: MeasurementsSpec
-    outputs: dict[str, OutputComparison] = Field(
-        default_factory=dict
-    )  # of each subject, beside the reference's
+    outputs: dict[str, OutputComparison] = Field(default_factory=dict)  # of each, beside the reference's
 
     @model_validator(mode="before")
     @classmethod

@@ -38,18 +38,13 @@ class Session:
     bench: Bench
     latency_ms: Mapping[str, Mapping[int, float]]
 
-    @property
-    def longest_s(self) -> float:
-        """What one scenario may take of one engine."""
-        return self.bench.config.scenario_seconds
-
     def affordable(self, latency_ms: float) -> int:
         """How many queries that take so long each fit into the time."""
-        return int(1e3 * self.longest_s / latency_ms)
+        return int(1e3 * self.bench.config.scenario_seconds / latency_ms)
 
     def not_enough(self, queries: int, needed: int) -> str:
         """Why a percentile cannot be quoted of an engine that is too slow."""
-        return f"not enough samples: {queries} of {needed} in {self.longest_s:g} s"
+        return f"not enough samples: {queries} of {needed} in {self.bench.config.scenario_seconds:g} s"
 
 
 class Load(ABC, Generic[Figures]):

@@ -93,10 +93,11 @@ class Server(Scenario):
 
 def _search(session: Session, name: str) -> _Search:
     """Nothing is searched where one query alone takes too long, or so long that the time is not enough."""
-    latency_ms, bound_ms = session.latency_ms[name][1], session.bench.config.server_latency_bound_ms
+    config, latency_ms = session.bench.config, session.latency_ms[name][1]
+    bound_ms = config.server_latency_bound_ms
     search = _Search(
         bisection=Bisection(ceiling=1e3 / latency_ms),
-        seconds=2 * max(session.longest_s, _TRIALS * _least_trial_s(bound_ms)),
+        seconds=2 * max(config.scenario_seconds, _TRIALS * _least_trial_s(bound_ms)),
         bound_ms=bound_ms,
     )
     needed, affordable = samples_needed(_LEVEL), session.affordable(_TRIALS * latency_ms)

@@ -71,13 +71,11 @@ class ServerSubject(FromOutside):
             told = connection.get_json(self.path)
         where = f"{self.url}{self.path}"
         try:
-            inputs = [
-                (str(item["name"]), str(item["datatype"]), list(item["shape"])) for item in told["inputs"]
-            ]
-            named = [
-                tensor_of(where, name, position, _DATA_TYPES.get(datatype, datatype), shape, sizes)
-                for position, (name, datatype, shape) in enumerate(inputs)
-            ]
+            named = []
+            for position, item in enumerate(told["inputs"]):
+                datatype, shape = str(item["datatype"]), list(item["shape"])
+                dtype = _DATA_TYPES.get(datatype, datatype)
+                named.append(tensor_of(where, str(item["name"]), position, dtype, shape, sizes))
         except (KeyError, TypeError) as error:
             raise Unavailable(
                 f"{where} does not say what it takes", why=f"its metadata lacks {error}"
@@ -120,12 +118,11 @@ class ServerSubject(FromOutside):
         import numpy as np
 
         try:
-            return {
-                str(output["name"]): np.array(output["data"], _DATA_TYPES[output["datatype"]]).reshape(
-                    output["shape"]
-                )
-                for output in json.loads(body)["outputs"]
-            }
+            found = {}
+            for output in json.loads(body)["outputs"]:
+                array = np.array(output["data"], _DATA_TYPES[output["datatype"]])
+                found[str(output["name"])] = array.reshape(output["shape"])
+            return found
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise Unavailable(
                 f"{self.url}{self.path} does not answer by the protocol", why="its outputs are no arrays"
