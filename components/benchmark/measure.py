@@ -107,9 +107,7 @@ def described(
             continue
         known["accuracy_top1"] = wilson(spec.accuracy_top1, data.spec.splits["test"].rows)
         known["paired"] = paired.get(name)
-        found[name] = engine_figures(
-            known, timings_of[name], timed.told[name], busy=busy, price_per_hour=config.price_per_hour
-        )
+        found[name] = engine_figures(known, timings_of[name], timed.told[name], config, busy)
     return found
 
 

@@ -40,12 +40,7 @@ def best_fp32(
 
 
 def engine_figures(
-    known: Mapping[str, Any],
-    timed: Mapping[str, Any],
-    told: LaunchRecord,
-    *,
-    busy: str,
-    price_per_hour: float | None,
+    known: Mapping[str, Any], timed: Mapping[str, Any], told: LaunchRecord, config: BenchmarkConfig, busy: str
 ) -> EngineFigures:
     """The figures of an engine that was to be timed.
 
@@ -60,7 +55,7 @@ def engine_figures(
             **known,
             **timed,
             "settings": told.settings,
-            "resources": resource_figures(told, timed["throughput"], price_per_hour),
+            "resources": resource_figures(told, timed["throughput"], config.price_per_hour),
             "scenarios": told.scenarios,
             "concurrency": told.concurrency,
         }

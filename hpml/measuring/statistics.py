@@ -104,7 +104,10 @@ def mixture(parts: Sequence[tuple[float, Interval]]) -> Interval:
 def rate(amount_per_request: float, seconds: NDArray[np.float64], launches: Sequence[int] = ()) -> Interval:
     """Amount per second of all requests, one after the other, that took `seconds` (rounds, requests)."""
     influences = seconds.mean(axis=1) / seconds.mean() - 1
-    return _around(amount_per_request / float(seconds.mean()), influences, launches)
+    t = student_t(0.5 + CONFIDENCE / 2, _degrees(len(seconds), launches))
+    factor = float(np.exp(t * np.sqrt(_variance_of_mean(influences, launches))))
+    value = amount_per_request / float(seconds.mean())
+    return Interval(value=value, low=value / factor, high=value * factor)
 
 
 def geometric_mean(values: Sequence[float]) -> Interval:
@@ -147,13 +150,6 @@ def _variance_of_mean(influences: NDArray[np.float64], launches: Sequence[int]) 
     means = np.add.reduceat(influences, np.cumsum(sizes) - sizes) / sizes
     residuals = means - weights @ means
     return float(((weights * residuals) ** 2).sum()) * len(sizes) / _degrees(len(influences), launches)
-
-
-def _around(value: float, log_influences: NDArray[np.float64], launches: Sequence[int]) -> Interval:
-    """A positive figure with its interval, symmetric on the logarithm."""
-    t = student_t(0.5 + CONFIDENCE / 2, _degrees(len(log_influences), launches))
-    factor = float(np.exp(t * np.sqrt(_variance_of_mean(log_influences, launches))))
-    return Interval(value=value, low=value / factor, high=value * factor)
 
 
 def _design_effect(

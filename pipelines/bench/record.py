@@ -78,9 +78,7 @@ def analysed(record: BenchRecord, rounds: Rounds) -> BenchRecord:
     busy = record.measurements.conditions.busy
     timed = timings(rounds, config, names, fastest_fp32="", busy=busy)
     engines = {
-        name: engine_figures(
-            subject.known, timed[name], subject, busy=busy, price_per_hour=config.price_per_hour
-        )
+        name: engine_figures(subject.known, timed[name], subject, config, busy)
         for name, subject in record.subjects.items()
     }
     found = {"engines": engines, **compared(rounds, names, precision=config.precision)}

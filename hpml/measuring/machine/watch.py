@@ -178,15 +178,8 @@ def _waits(readings: Sequence[tuple[int, Waited]], max_waited: float) -> Iterato
     for index, (before_ns, after_ns, told) in enumerate(steps):
         waited_ns = waited_for_others_ns(told)
         if waited_ns > max_waited * (after_ns - before_ns):
-            ran_until_ns = next(
-                (
-                    end_ns
-                    for begin_ns, end_ns, step in reversed(steps[:index])
-                    if _ran(end_ns - begin_ns, step)
-                ),
-                0,
-            )
-            yield max(before_ns - waited_ns, ran_until_ns), after_ns
+            ran_until_ns = [end for begin, end, step in steps[:index] if _ran(end - begin, step)]
+            yield max(before_ns - waited_ns, *ran_until_ns[-1:], 0), after_ns
 
 
 def _ran(took_ns: int, step: Waited) -> bool:
