@@ -26,7 +26,7 @@ from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.machine import watch
 from hpml.measuring.paired import MIN_ROUNDS
 from hpml.measuring.rounds import Round, round_orders
-from hpml.measuring.statistics import paired_ratio
+from hpml.measuring.statistics import median
 from hpml.measuring.subjects import EngineSubject
 from tests.hogs import hogs
 from tests.measure_states import engines_of
@@ -86,7 +86,7 @@ def _print_table(names: list[str], found: dict[str, list[Round]]) -> None:
             if len(counted) < MIN_ROUNDS:
                 cells.append("-")
                 continue
-            ratio = paired_ratio(p50_ms[first], p50_ms[name])
+            ratio = median(p50_ms[first] / p50_ms[name])
             cells.append(f"{ratio.value:.2f} ({ratio.low:.2f}-{ratio.high:.2f})")
         print(f"| {rhythm} | {len(counted)} of {len(rounds)} | {' | '.join(cells)} |")
 

@@ -16,7 +16,7 @@ from statistics import NormalDist
 import numpy as np
 
 from hpml.artifacts.interval import Interval
-from hpml.measuring.statistics import paired_ratio, quantile, rate
+from hpml.measuring.statistics import median, quantile, rate
 
 BETWEEN_LAUNCHES = 0.02  # standard deviation of what an engine's launch does to its level, on the logarithm
 LEVELS = {"p50": 0.5, "p90": 0.9, "p99": 0.99}
@@ -195,8 +195,8 @@ def _intervals(
     disturbed = np.exp(rng.normal(0, 0.1, shape.rounds))
     return [
         *(quantile(latency_ms, level, launches) for level in LEVELS.values()),
-        paired_ratio(
-            np.median(other_ms, axis=1) * disturbed, np.median(latency_ms, axis=1) * disturbed, launches
+        median(
+            (np.median(other_ms, axis=1) * disturbed) / (np.median(latency_ms, axis=1) * disturbed), launches
         ),
         rate(1.0, latency_ms, launches),
     ]

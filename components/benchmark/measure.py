@@ -13,14 +13,13 @@ from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
 from hpml.core.contract import Output, Result
 from hpml.core.errors import ConfigInvalid, StageFailed
 from hpml.measuring.accuracy import paired_accuracies
-from hpml.measuring.bench import batch_sizes
 from hpml.measuring.config import BenchmarkConfig
-from hpml.measuring.figures import best_fp32, figures, timings
+from hpml.measuring.figures import best_fp32, engine_figures, timings
 from hpml.measuring.machine.environment import describe
-from hpml.measuring.paired import Batch1Analysis, pairs
-from hpml.measuring.resources import resource_figures
 from hpml.measuring.samples import write_samples
+from hpml.measuring.statistics import wilson
 from hpml.measuring.subjects import EngineSubject
+from hpml.measuring.subjects.tensors import known_of_engine
 from hpml.measuring.timed import Timed, time_subjects
 from hpml.tasks.images import load_split, to_x_nchw
 
@@ -41,33 +40,18 @@ def measure(
         name: EngineSubject(folder=engine.path.resolve(), golden_tolerance=config.golden_tolerance)
         for name, engine in built.items()
     }
-    timed = time_subjects(config, subjects, inputs, out)
+    timed = time_subjects(config, subjects, inputs, environment, out)
     names = list(built)
     write_samples(out.path / "samples.npz", timed.rounds, names, config)
-    at_1 = Batch1Analysis.of(timed.rounds, names)
     fastest_fp32 = best_fp32(engines, timed.rounds, names, reference=config.reference)
-    spec = MeasurementsSpec(
-        reference=config.reference,
-        best_fp32=fastest_fp32,
-        engines=_figures(config, engines, data, timed, fastest_fp32),
-        pairs=pairs(timed.rounds, names, precision=config.precision),
-        states=at_1.states if timed.rounds.states() else (),
-        rounds=len(at_1.state),
-        rounds_of_launches=tuple(at_1.launches),
-        slice_ms=config.slice_ms,
-        threads=timed.threads,
-        seed=config.seed,
-        environment=environment,
-        harness_us_per_request=timed.harness_us_per_request,
-        conditions=timed.conditions,
-        incomplete=timed.incomplete,
-    )
-    rejected = f"{timed.incomplete}; benchmark.require_quiet is set" if config.require_quiet else ""
+    figures = described(config, engines, data, timed, fastest_fp32)
+    spec = timed.measurements.model_copy(update={"best_fp32": fastest_fp32, "engines": figures})
+    is_rejected = config.require_quiet and spec.incomplete
     return Result(
         spec,
         metrics=_metrics(spec),
-        rejected=rejected if timed.incomplete else "",
-        incomplete=timed.incomplete,
+        rejected=f"{spec.incomplete}; benchmark.require_quiet is set" if is_rejected else "",
+        incomplete=spec.incomplete,
     )
 
 
@@ -101,45 +85,37 @@ def _inputs(config: BenchmarkConfig, built: Engines, data: Artifact[DatasetSpec]
             fix="benchmark engines of the same data and preprocessing together",
         )
     rows = np.random.default_rng(config.seed).permutation(data.spec.splits["test"].rows)
-    wanted = max(_POOL_IMAGES, *batch_sizes(config))
+    wanted = max(_POOL_IMAGES, *config.timed_batches)
     images_nhwc, _ = load_split(data, "test")
     return to_x_nchw(images_nhwc[np.resize(rows, wanted)], taken.pop())
 
 
-def _figures(
+def described(
     config: BenchmarkConfig, engines: Engines, data: Artifact[DatasetSpec], timed: Timed, fastest_fp32: str
 ) -> dict[str, EngineFigures]:
-    names = list(timed.launches)
-    measured = {name: build_of(engines[name], timed.settings[name].variant) for name in names}
-    engines = {**engines, **measured}
-    timings_of = timings(timed.rounds, config, names, fastest_fp32=fastest_fp32, busy=timed.conditions.busy)
-    described = figures(
-        engines,
-        timings_of,
-        data=data.spec,
-        paired=paired_accuracies(engines, data, reference=config.reference),
-        busy=timed.conditions.busy,
-    )
-    for name, launches in timed.launches.items():
-        resources = resource_figures(
-            launches, timed.energy.get(name), described[name].throughput, config.price_per_hour
-        )
-        more = {
-            "settings": timed.settings[name],
-            "resources": resources,
-            "scenarios": timed.scenarios.get(name, ()),
-            "concurrency": timed.concurrency.get(name, ()),
-        }
-        described[name] = described[name].model_copy(update=more)
-    return described
+    """The figures of every engine, built or not. timed: those that were. fastest_fp32: empty without one."""
+    built = {name: build_of(engines[name], used.variant) for name, used in timed.settings.items()}
+    engines = {**engines, **built}
+    busy = timed.measurements.conditions.busy
+    timings_of = timings(timed.rounds, config, list(built), fastest_fp32=fastest_fp32, busy=busy)
+    paired = paired_accuracies(engines, data, reference=config.reference)
+    found = {}
+    for name, engine in engines.items():
+        spec, known = engine.spec, known_of_engine(engine.spec)
+        if name not in built:
+            found[name] = EngineFigures(status="not built", reason=spec.reason, **known)
+            continue
+        known["accuracy_top1"] = wilson(spec.accuracy_top1, data.spec.splits["test"].rows)
+        known["paired"] = paired.get(name)
+        found[name] = engine_figures(known, timings_of[name], timed.told[name], config, busy)
+    return found
 
 
 def _metrics(spec: MeasurementsSpec) -> dict[str, float]:
     """For the tracker: latency and speed-up of each engine."""
-    metrics = {}
-    for name, engine in spec.engines.items():
-        for figure in ("latency_ms_p50", "latency_ms_p99", "speedup_vs_reference"):
-            interval = getattr(engine, figure)
-            if interval is not None:
-                metrics[f"{figure}/{name}"] = interval.value
-    return metrics
+    return {
+        f"{figure}/{name}": interval.value
+        for name, engine in spec.engines.items()
+        for figure in ("latency_ms_p50", "latency_ms_p99", "speedup_vs_reference")
+        if (interval := getattr(engine, figure)) is not None
+    }

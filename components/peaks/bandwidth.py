@@ -20,7 +20,6 @@ import os
 import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from threading import Barrier
 from typing import Literal
@@ -95,7 +94,10 @@ def _dot(one: Memory, other: Memory, *, rows: int) -> Call:
 
 
 class Crew:
-    """Threads that work side by side, each pinned to its own CPU, with `memory` that it touched first."""
+    """Threads that work side by side, each pinned to its own CPU, with `memory` that it touched first.
+
+    memory_bytes: that each of them has.
+    """
 
     def __init__(self, cpus: Sequence[int], memory_bytes: int) -> None:
         self._threads = [ThreadPoolExecutor(1, initializer=_pin, initargs=(cpu,)) for cpu in cpus]
@@ -133,15 +135,6 @@ def _touched(size_bytes: int) -> Memory:
     floats = np.ones(size_bytes // 4 + _LINE, np.float32)
     aligned = -floats.ctypes.data % 64 // 4
     return floats[aligned : aligned + size_bytes // 4]
-
-
-@contextmanager
-def crew(cpus: Sequence[int], memory_bytes: int) -> Iterator[Crew]:
-    """A crew on `cpus`, with so many bytes of memory for each of its threads."""
-    with ExitStack() as closing:
-        made = Crew(cpus, memory_bytes)
-        closing.callback(made.close)
-        yield made
 
 
 # ---------------------------------------------------------------------------------------------------- probes

@@ -22,9 +22,7 @@ class PeaksConfig(Config):
     gemm_sizes: tuple[GemmSize, ...] = (64, 128, 256, 512, 1024, 2048)
     gpu_gemm_sizes: tuple[GemmSize, ...] = (256, 1024, 4096, 8192)
     rounds: int = Field(default=7, ge=5, le=1000)  # in each, every point is measured once, in random order
-    max_spread: float = Field(
-        default=0.10, gt=0, le=10
-    )  # of the rounds; a point that exceeds it is not quoted
+    max_spread: float = Field(default=0.10, gt=0, le=10)  # of the rounds; beyond it, a point is not quoted
     time_budget_s: float = Field(default=15.0, gt=0)  # no new round after it, once 5 are done
     seed: int = Field(default=0, ge=0)  # of the order of the points
 

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from typing import Literal
 
 import torch
 
 from hpml.artifacts.peaks import BandwidthPoint, GemmPoint
+from hpml.components.peaks.bandwidth import ARRAYS
 from hpml.components.peaks.gemm import Precision
 from hpml.components.peaks.rounds import NotMeasurable, Probe, Timed
 
@@ -80,9 +80,8 @@ def _host_copy(point: BandwidthPoint) -> Timed:
 def _bandwidths() -> Iterator[Probe]:
     properties = torch.cuda.get_device_properties(0)
     smallest = max(_SMALLEST_BYTES, _BEYOND_L2 * int(getattr(properties, "L2_cache_size", 0)))
-    kernels: tuple[Literal["triad", "dot", "copy"], ...] = ("triad", "dot", "copy")
     for size in (smallest, 4 * smallest):
-        for kernel in kernels:
+        for kernel in ARRAYS:
             point = BandwidthPoint(
                 device="cuda", kernel=kernel, threads=1, working_set_bytes=size, level="device"
             )
@@ -90,7 +89,7 @@ def _bandwidths() -> Iterator[Probe]:
 
 
 def _kernel(point: BandwidthPoint) -> Timed:
-    arrays = 3 if point.kernel == "triad" else 2
+    arrays = ARRAYS[point.kernel]
     free_bytes, _ = torch.cuda.mem_get_info()
     if point.working_set_bytes > free_bytes // 2:
         raise NotMeasurable(f"too large: more than half of the {free_bytes / 1e9:.1f} GB that are free")

@@ -6,7 +6,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, closing, contextmanager, nullcontext
 from functools import partial
 
 import torch
@@ -16,8 +16,7 @@ from hpml.components.peaks import bandwidth, gpu
 from hpml.components.peaks.config import PeaksConfig
 from hpml.components.peaks.gemm import Series, torch_series
 from hpml.components.peaks.memory_levels import MemoryLevels
-from hpml.components.peaks.rounds import Point, Probe, prepare, rates_by_round
-from hpml.components.peaks.stability import figure
+from hpml.components.peaks.rounds import Point, Probe, figure, prepare, rates_by_round
 from hpml.core import hardware, memory
 from hpml.core.contract import Output, Result
 from hpml.measuring.config import Quiet
@@ -36,9 +35,9 @@ def measure(config: PeaksConfig, out: Output) -> Result[PeaksSpec]:
     threads = sorted(set(config.threads or (1, out.threads)))
     cpus = sorted(os.sched_getaffinity(0))
     threads_before, precision_before = torch.get_num_threads(), torch.get_float32_matmul_precision()
-    with ExitStack() as closing:
-        closing.callback(torch.set_num_threads, threads_before)
-        closing.callback(torch.set_float32_matmul_precision, precision_before)
+    with ExitStack() as restored:
+        restored.callback(torch.set_num_threads, threads_before)
+        restored.callback(torch.set_float32_matmul_precision, precision_before)
         measured = [one for group in _groups(config, threads, cpus, out) for one in group]
     points = [point for point, _ in measured]
     spec = PeaksSpec(
@@ -89,19 +88,13 @@ def _measured(
     config: PeaksConfig, probes: Sequence[Probe], deadline_s: float, progress: Callable[[int], None]
 ) -> list[Measured]:
     timed, reasons = prepare(probes)
-    rates = rates_by_round(
-        timed,
-        rounds=config.rounds,
-        deadline_s=deadline_s,
-        max_spread=config.max_spread,
-        seed=config.seed,
-        progress=progress,
-    )
-    return [
-        (_judged(probe.point, of_point, reasons.get(index, ""), config.max_spread), of_point)
-        for index, probe in enumerate(probes)
-        for of_point in (rates.get(index, []),)
-    ]
+    rates = rates_by_round(timed, config, deadline_s=deadline_s, progress=progress)
+    measured = []
+    for index, probe in enumerate(probes):
+        of_point = rates.get(index, [])
+        point = _judged(probe.point, of_point, reasons.get(index, ""), config.max_spread)
+        measured.append((point, of_point))
+    return measured
 
 
 @contextmanager
@@ -110,7 +103,7 @@ def _cpu_probes(config: PeaksConfig, cpus: Sequence[int]) -> Iterator[list[Probe
     threads, limit_bytes = len(cpus), int(_MEMORY_SHARE * memory.available_bytes())
     levels = MemoryLevels.of(cpus)
     memory_bytes = bandwidth.largest_of_a_thread(levels, threads, limit_bytes)
-    with bandwidth.crew(cpus, memory_bytes) as crew:
+    with closing(bandwidth.Crew(cpus, memory_bytes)) as crew:
         series = (*torch_series(threads), *_onnx_series(threads))
         yield [
             *bandwidth.probes(crew, levels, threads=threads, limit_bytes=limit_bytes),

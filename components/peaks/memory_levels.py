@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,10 +40,10 @@ class MemoryLevels:
         """The caches that `cpus` reach; one that several of them share counts once."""
         caches = {cache for cpu in cpus for cache in _caches(root / f"cpu{cpu}" / "cache")}
         if caches:
-            levels = sorted({level for level, _, _ in caches})
-            return cls(
-                {level: sum(size for at, size, _ in caches if at == level) for level in levels}, "/sys"
-            )
+            together: Counter[int] = Counter()
+            for level, size, _ in sorted(caches):
+                together[level] += size
+            return cls(dict(together), "/sys")
         capacities = {level: size * (1 if level == 3 else len(cpus)) for level, size in _from_sysconf()}
         return cls(capacities, "sysconf" if capacities else "not known: neither /sys nor sysconf tells")
 

@@ -15,6 +15,7 @@ from numpy.typing import NDArray
 from onnx import helper, numpy_helper
 
 from hpml.components.peaks.gemm import Product, Series
+from hpml.targets.onnx_session import PROVIDERS, session_options
 
 _LIBRARY = "onnxruntime (MLAS)"
 _COMPATIBLE_VERSIONS = {"opset": 17, "ir": 9}
@@ -46,7 +47,7 @@ def _product(operator: str, left: type, right: type, size: int, threads: int) ->
 
 
 def _session(operator: str, left: type, right: type, size: int, threads: int) -> Any:
-    """A session of c = a x b, with the options that engines have (hpml/targets/onnx_session.py)."""
+    """A session of c = a x b, with the options that engines have."""
     answer = np.float32 if left is np.float32 else np.int32
     graph = helper.make_graph(
         [helper.make_node(operator, ["a", "b"], ["c"])],
@@ -60,15 +61,8 @@ def _session(operator: str, left: type, right: type, size: int, threads: int) ->
         opset_imports=[helper.make_opsetid("", _COMPATIBLE_VERSIONS["opset"])],
         ir_version=_COMPATIBLE_VERSIONS["ir"],
     )
-    options = onnxruntime.SessionOptions()
-    options.intra_op_num_threads = threads
-    options.inter_op_num_threads = 1
-    options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
-    options.log_severity_level = 3
-    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-    return onnxruntime.InferenceSession(
-        model.SerializeToString(), options, providers=["CPUExecutionProvider"]
-    )
+    options = session_options(threads, spinning=False)
+    return onnxruntime.InferenceSession(model.SerializeToString(), options, providers=PROVIDERS["cpu"])
 
 
 def _described(name: str, kind: type, size: int) -> Any:

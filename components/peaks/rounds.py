@@ -9,14 +9,18 @@ likely that is to be reached again.
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from hpml.artifacts.interval import Interval
 from hpml.artifacts.peaks import BandwidthPoint, GemmPoint
+from hpml.components.peaks.config import PeaksConfig
 from hpml.core.errors import HpmlError
+from hpml.measuring.statistics import geometric_mean
 
 MIN_ROUNDS = 5
 _VISIT_S = 0.005  # for each point in each round, at least
@@ -72,13 +76,7 @@ def prepare(probes: Sequence[Probe]) -> tuple[dict[int, Timed], dict[int, str]]:
 
 
 def rates_by_round(
-    timed: Mapping[int, Timed],
-    *,
-    rounds: int,
-    deadline_s: float,
-    max_spread: float,
-    seed: int,
-    progress: Callable[[int], None],
+    timed: Mapping[int, Timed], config: PeaksConfig, *, deadline_s: float, progress: Callable[[int], None]
 ) -> dict[int, list[float]]:
     """The rate of each point in each round, over as many rounds as the deadline allows, 5 at least.
 
@@ -86,16 +84,33 @@ def rates_by_round(
     as long as there is time, at most 3 times: the disturbance may have passed.
     """
     rates: dict[int, list[float]] = {index: [] for index in timed}
-    rng = np.random.default_rng(seed)
-    for done in range(rounds):
+    rng = np.random.default_rng(config.seed)
+    for done in range(config.rounds):
         if done >= MIN_ROUNDS and time.monotonic() > deadline_s:
             break
         for index in rng.permutation(list(timed)):
             rates[index].append(timed[index].rate())
         for _ in range(_REPEATS):
             for index, of_point in rates.items():
-                lags = of_point[-1] < (1 - max_spread) * max(of_point)
+                lags = of_point[-1] < (1 - config.max_spread) * max(of_point)
                 if lags and time.monotonic() < deadline_s:
                     of_point[-1] = max(of_point[-1], timed[index].rate())
         progress(done + 1)
     return rates
+
+
+def figure(rates: Sequence[float], *, max_spread: float) -> tuple[Interval | None, str]:
+    """The geometric mean of `rates` with its 95 % interval; or None, and why.
+
+    It is stable where the middle half of the rounds, and the interval, are each no wider than `max_spread`
+    as a share of the figure.
+    """
+    interval = geometric_mean(rates)
+    lower, median, upper = statistics.quantiles(rates, n=4, method="inclusive")
+    spread = (upper - lower) / median
+    if spread > max_spread:
+        return None, f"not stable: rounds differ by {100 * spread:.0f} %"
+    width = (interval.high - interval.low) / interval.value
+    if width > max_spread:
+        return None, f"not stable: the 95 % interval is {100 * width:.0f} % wide"
+    return interval, ""

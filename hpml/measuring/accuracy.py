@@ -5,9 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping
 from statistics import NormalDist
-from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.engine import EngineSpec
@@ -17,9 +17,6 @@ from hpml.artifacts.measurements import PairedAccuracy
 from hpml.core.errors import StageFailed
 from hpml.measuring.statistics import CONFIDENCE, wilson
 from hpml.tasks.images import load_split
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
 
 
 def paired_accuracies(
@@ -87,12 +84,9 @@ def mcnemar_exact(gained: int, lost: int) -> float:
 
     The exact test of McNemar (1947, Psychometrika 12:153-157), two-sided: twice the binomial tail, at most 1.
     """
-    disagreements = gained + lost
-    tail, ways = 0, 1  # ways: binomial coefficients, in whole numbers
-    for index in range(min(gained, lost) + 1):
-        tail += ways
-        ways = ways * (disagreements - index) // (index + 1)
-    return min(1.0, 2 * tail / (1 << disagreements))
+    from scipy import special  # what of scipy is quick to import
+
+    return min(1.0, 2 * float(special.bdtr(min(gained, lost), gained + lost, 0.5)))
 
 
 def paired_change(gained: int, lost: int, rows: int) -> Interval:

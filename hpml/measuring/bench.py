@@ -7,7 +7,7 @@ import os
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +15,6 @@ import numpy as np
 
 from hpml.artifacts.measurements import EngineSettings
 from hpml.core.contract import Output
-from hpml.core.errors import GateFailed
 from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.machine import gpu
 from hpml.measuring.machine.core_latency_probe import CoreLatencyProbe
@@ -30,27 +29,29 @@ _LEAST_REQUESTS = 3  # in a slice at batch 1, however slow the engine is, and un
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 0.5  # before something disturbed is tried again
 
 
-class Disturbed(GateFailed):
-    """The machine was not quiet for long enough inside the time budget."""
+class Unmeasured(Exception):
+    """Why there is no figure: the machine was disturbed, or the time is over."""
 
 
 @dataclass
 class Launches:
-    """What the launches of one engine told. One entry a launch, milliseconds. Memory 0: not known."""
+    """What the launches of one engine told, as fields of `LaunchRecord`."""
 
     cold_start_ms: list[float] = field(default_factory=list)
     load_ms: list[float] = field(default_factory=list)
     peak_rss_bytes: int = 0
     device_memory_bytes: int | None = None
-    harness_us_per_request: float = 0.0
     device: str = "cpu"
+    energy_mj_per_request: list[float] = field(default_factory=list)
+    energy_source: str = ""
 
 
 class Bench:
     """The processes of all engines, and the watch over them. Processes live inside `launched`.
 
     settings: with which each engine runs; at first those of its runtime. requests: engine -> batch size ->
-    how many a slice has; known after the first launch.
+    how many a slice has; known after the first launch. harness_us_per_request: what timing itself costs, in
+    the process where it cost most.
     """
 
     def __init__(
@@ -62,6 +63,7 @@ class Bench:
         self.watch = Watch(config.quiet)
         self.launches = {name: Launches() for name in subjects}
         self.requests: dict[str, dict[int, int]] = {name: {} for name in subjects}
+        self.harness_us_per_request = 0.0
         self.grant(config.time_budget_s)
         self.subjects, self.inputs, self._out = subjects, inputs, out
         self._processes: dict[str, EngineProcess] = {}
@@ -98,9 +100,8 @@ class Bench:
                 self._launch(stack, name, subject, self._out.scratch / f"engine-{index}.log")
             # With one thread nothing goes from CPU to CPU.
             alone = all(settings.threads == 1 for settings in self.settings.values())
-            self._distance = stack.enter_context(
-                CoreLatencyProbe([] if alone else sorted(os.sched_getaffinity(0)))
-            )
+            cpus = [] if alone else sorted(os.sched_getaffinity(0))
+            self._distance = stack.enter_context(CoreLatencyProbe(cpus))
             try:
                 yield
                 for name, process in self._processes.items():
@@ -115,31 +116,27 @@ class Bench:
     def _launch(self, stack: ExitStack, name: str, subject: Subject, log: Path) -> None:
         """A cold start counts only if nothing disturbed it; the process is kept either way."""
         begun_ns = time.perf_counter_ns()
-        process = stack.enter_context(
-            EngineProcess(name, log, reply_limit_s=self._reply_limit_s, sleeps=True)
-        )
+        started = EngineProcess(name, log, reply_limit_s=self._reply_limit_s, sleeps=True)
+        process = stack.enter_context(started)
         before = self.watch.snapshot(process.pid)
-        settings = self.settings[name]
+        settings, launches = self.settings[name], self.launches[name]
         loaded = process.ask(
             "load",
             "loading",
             subject=subject.of_variant(settings.variant).model_dump(mode="json"),
             inputs=str(self.inputs),
-            batch_sizes=batch_sizes(self.config),
+            batch_sizes=self.config.timed_batches,
             threads=settings.threads,
             spinning=settings.spinning,
         )
         seen = self.watch.between(before, self.watch.snapshot(process.pid))
-        launches = self.launches[name]
-        launches.harness_us_per_request = max(
-            launches.harness_us_per_request, loaded["harness_us_per_request"]
-        )
+        self.harness_us_per_request = max(self.harness_us_per_request, loaded["harness_us_per_request"])
         launches.device = loaded["device"]
         if not self.watch.disturbances(seen):
             launches.cold_start_ms.append((loaded["answered_ns"] - begun_ns) / 1e6)
             launches.load_ms.append(loaded["load_ms"])
         self._processes[name] = process
-        for batch in batch_sizes(self.config):
+        for batch in self.config.timed_batches:
             warm = process.ask(
                 "warm_up",
                 f"warming up at batch {batch}",
@@ -165,19 +162,16 @@ class Bench:
             causes.append(WAITED)
         self.watch.count(len(order), causes)
         seconds, after_ns = self.now_s() - begun_s, self._distance.round_trip_ns()
-        timed = Round(
+        device_ms = {name: reply["device_ms"] for name, reply in replies.items() if reply["device_ms"]}
+        return Round(
             batch=batch,
             launch=launch,
             at_s=at_s,
             seconds=seconds,
             round_trip_ns=(before_ns or math.nan, after_ns or math.nan),
+            latency_ms={} if causes else latency_ms,
+            device_ms={} if causes else {name: np.asarray(one) for name, one in device_ms.items()},
         )
-        if causes:
-            return timed
-        on_gpu = {
-            name: np.asarray(reply["device_ms"]) for name, reply in replies.items() if reply["device_ms"]
-        }
-        return replace(timed, latency_ms=latency_ms, device_ms=on_gpu)
 
     def _time_slice(self, name: str, batch: int) -> dict[str, Any]:
         """One engine's requests: `latency_ms`, NaN where one of its threads waited, and `device_ms`."""
@@ -202,7 +196,7 @@ class Bench:
         """Ask an engine to `do` something that is timed as a whole, and again until nothing disturbed it.
 
         at_once: requests that it has to answer at the same time.
-        Raises Disturbed when the time budget is over before that.
+        Raises Unmeasured when the time budget is over before that.
         """
         pause_s = _FIRST_PAUSE_S
         process = self._processes[name]
@@ -216,11 +210,6 @@ class Bench:
             if not causes:
                 return reply
             if self.now_s() + pause_s > self.deadline_s:
-                raise Disturbed(f"the machine was disturbed while {name} was timed")
+                raise Unmeasured(f"disturbed: the machine was disturbed while {name} was timed")
             time.sleep(pause_s)
             pause_s = min(2 * pause_s, _LONGEST_PAUSE_S)
-
-
-def batch_sizes(config: BenchmarkConfig) -> list[int]:
-    """The batch sizes that are timed, ascending; 1 always is, for latency."""
-    return sorted({1, *config.batch_sizes})

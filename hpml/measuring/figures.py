@@ -3,23 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.interval import Interval
-from hpml.artifacts.measurements import EngineFigures, PairedAccuracy, Throughput
+from hpml.artifacts.measurements import EngineFigures, Throughput
+from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.paired import MIN_ROUNDS, Batch1Analysis, counts, reference_of, undisturbed_rows
-from hpml.measuring.statistics import quantile, rate, samples_needed, wilson
-
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
-    from hpml.measuring.config import BenchmarkConfig
-    from hpml.measuring.rounds import Rounds
+from hpml.measuring.resources import LaunchRecord, resource_figures
+from hpml.measuring.rounds import Rounds
+from hpml.measuring.statistics import quantile, rate, samples_needed
 
 LEVELS = {"latency_ms_p50": 0.5, "latency_ms_p90": 0.9, "latency_ms_p99": 0.99}
 
@@ -36,49 +33,33 @@ def best_fp32(
         for name in names
         if name != reference and engines[name].spec.precision == "fp32" and not engines[name].spec.methods
     ]
+    if not rounds.at(1):
+        return ""
     p50_ms = Batch1Analysis.of(rounds, candidates).p50_ms
-    return (
-        min(candidates, key=lambda name: float(np.median(p50_ms[name])), default="") if rounds.at(1) else ""
-    )
+    return min(candidates, key=lambda name: float(np.median(p50_ms[name])), default="")
 
 
-def figures(
-    engines: Mapping[str, Artifact[EngineSpec]],
-    timed: Mapping[str, Mapping[str, Any]],
-    *,
-    data: DatasetSpec,
-    paired: Mapping[str, PairedAccuracy],
-    busy: str,
-) -> dict[str, EngineFigures]:
-    """The figures of every engine, built or not. timed: `timings` of those that were.
+def engine_figures(
+    known: Mapping[str, Any], timed: Mapping[str, Any], told: LaunchRecord, config: BenchmarkConfig, busy: str
+) -> EngineFigures:
+    """The figures of an engine that was to be timed.
 
-    paired: of each of them but the reference. busy: why one has no latency, in words.
+    known: fields of them that need no measuring. timed: what `timings` has of it. busy: why there is no
+    latency, in words.
     """
-    described = {}
-    for name, engine in engines.items():
-        spec = engine.spec
-        status: Literal["measured", "not measured", "not built"] = "not built"
-        reason, more = spec.reason, {}
-        if name in timed:
-            known = "latency_ms_p50" in timed[name]
-            status, reason = ("measured", reason) if known else ("not measured", busy)
-            more = {
-                "accuracy_top1": wilson(spec.accuracy_top1, data.splits["test"].rows),
-                "paired": paired.get(name),
-                **timed[name],
-            }
-        described[name] = EngineFigures(
-            status=status,
-            reason=reason,
-            target=str(spec.target["target"]),
-            precision=spec.precision,
-            methods=spec.methods,
-            size_bytes=spec.size_bytes,
-            parameters=spec.parameters,
-            macs=spec.macs,
-            **more,
-        )
-    return described
+    is_measured = "latency_ms_p50" in timed
+    return EngineFigures.model_validate(
+        {
+            "status": "measured" if is_measured else "not measured",
+            "reason": "" if is_measured else busy,
+            **known,
+            **timed,
+            "settings": told.settings,
+            "resources": resource_figures(told, timed["throughput"], config.price_per_hour),
+            "scenarios": told.scenarios,
+            "concurrency": told.concurrency,
+        }
+    )
 
 
 def timings(
@@ -88,7 +69,7 @@ def timings(
 
     fastest_fp32 is empty where there is none. busy: why there are not enough undisturbed rounds, in words.
     """
-    batches = sorted({1, *config.batch_sizes})
+    batches = config.timed_batches
     latencies = rounds.latencies(names, batches)
     at_1 = Batch1Analysis.of(rounds, names, precision=config.precision)
     reference = reference_of(config, names)
@@ -110,7 +91,7 @@ def _throughputs(
     found = []
     for batch in batches:
         launch = np.array([one.launch for one in rounds.at(batch)], np.int64)
-        clean = np.isfinite(latencies[batch]).all(axis=1) if len(launch) else np.zeros(0, bool)
+        clean = np.isfinite(latencies[batch]).all(axis=1)
         if clean.sum() >= MIN_ROUNDS:
             images_per_s = rate(batch, latencies[batch][clean] / 1e3, counts(launch[clean]))
             found.append(Throughput(batch=batch, images_per_s=images_per_s))

@@ -9,7 +9,7 @@ nobody out.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from pydantic import Field
@@ -36,9 +36,8 @@ _SMALLEST_ALLOWED_DROP = 0.001  # 0.1 point; a relative shortfall needs somethin
 class Goals(Config):
     """What the chosen engine has to satisfy, and what is then minimised (throughput: maximised)."""
 
-    max_accuracy_drop: float = Field(
-        default=0.01, ge=0, le=1
-    )  # of top-1, from the reference's; 0.01 = 1 point
+    # Of top-1, from the reference's; 0.01 = 1 point.
+    max_accuracy_drop: float = Field(default=0.01, ge=0, le=1)
     max_latency_ms_p99: float | None = Field(default=None, gt=0)  # batch 1
     max_size_mb: float | None = Field(default=None, gt=0)  # 1 MB = 1e6 bytes
     objective: Objective = "latency_ms_p50"
@@ -115,8 +114,8 @@ def decide(goals: Goals, measurements: MeasurementsSpec) -> Decision:
         elif figures.status == "not built":
             verdicts[name] = Verdict("not built", figures.reason)
         elif misses := _misses(goals, figures, accuracy_to_keep):
-            sentence = "; ".join(miss.sentence for miss in misses)
-            verdicts[name] = Verdict("disqualified", sentence, max(miss.shortfall for miss in misses))
+            sentences, shortfalls = zip(*misses, strict=True)
+            verdicts[name] = Verdict("disqualified", "; ".join(sentences), max(shortfalls))
         else:
             candidates[name] = figures
     if not candidates:
@@ -154,14 +153,6 @@ def describe(objective: Objective, figure: Interval | None) -> str:
 # ------------------------------------------------------------------------------------------- the constraints
 
 
-@dataclass(frozen=True)
-class _Miss:
-    """A constraint that an engine violates, in words, and by how much, relative to what is allowed."""
-
-    sentence: str
-    shortfall: float
-
-
 def _reference_accuracy(measurements: MeasurementsSpec) -> float:
     figures = measurements.engines.get(measurements.reference)
     if figures is None or figures.accuracy_top1 is None:
@@ -173,8 +164,8 @@ def _reference_accuracy(measurements: MeasurementsSpec) -> float:
     return figures.accuracy_top1.value
 
 
-def _misses(goals: Goals, figures: EngineFigures, accuracy_to_keep: float) -> list[_Miss]:
-    misses = []
+def _misses(goals: Goals, figures: EngineFigures, accuracy_to_keep: float) -> list[tuple[str, float]]:
+    """The constraints that an engine violates, in words, and by how much, relative to what is allowed."""
     if figures.accuracy_top1 is None:
         raise ConfigInvalid(
             "goals.max_accuracy_drop cannot be judged",
@@ -182,27 +173,26 @@ def _misses(goals: Goals, figures: EngineFigures, accuracy_to_keep: float) -> li
         )
     # Rounded: 0.97 - 0.96 is 0.010000000000000009 in floating point, and is a drop of one point.
     drop = round(accuracy_to_keep - figures.accuracy_top1.value, 9)
-    if drop > goals.max_accuracy_drop:
-        excess = drop - goals.max_accuracy_drop
-        drop_text, allowed_text = _told_apart(100 * drop, 100 * goals.max_accuracy_drop, digits=1)
-        misses.append(
-            _Miss(
-                f"accuracy drop {drop_text} points, allowed {allowed_text}",
-                excess / max(goals.max_accuracy_drop, _SMALLEST_ALLOWED_DROP),
-            )
-        )
-    if goals.max_latency_ms_p99 is not None and figures.latency_ms_p99 is not None:
-        misses += _exceeds("latency p99", figures.latency_ms_p99.value, goals.max_latency_ms_p99, "ms")
-    if goals.max_size_mb is not None:
-        misses += _exceeds("size", figures.size_bytes / 1e6, goals.max_size_mb, "MB")
+    p99_ms = figures.latency_ms_p99.value if figures.latency_ms_p99 else None
+    constraints = (  # value, allowed, decimals; and what a shortfall is relative to, at least
+        (
+            "accuracy drop",
+            "points",
+            100 * drop,
+            100 * goals.max_accuracy_drop,
+            1,
+            100 * _SMALLEST_ALLOWED_DROP,
+        ),
+        ("latency p99", "ms", p99_ms, goals.max_latency_ms_p99, 2, 0.0),
+        ("size", "MB", figures.size_bytes / 1e6, goals.max_size_mb, 2, 0.0),
+    )
+    misses = []
+    for what, unit, value, allowed, digits, least in constraints:
+        if value is not None and allowed is not None and value > allowed:
+            value_text, allowed_text = _told_apart(value, allowed, digits=digits)
+            sentence = f"{what} {value_text} {unit}, allowed {allowed_text}"
+            misses.append((sentence, (value - allowed) / max(allowed, least)))
     return misses
-
-
-def _exceeds(what: str, value: float, allowed: float, unit: str) -> list[_Miss]:
-    if value <= allowed:
-        return []
-    value_text, allowed_text = _told_apart(value, allowed, digits=2)
-    return [_Miss(f"{what} {value_text} {unit}, allowed {allowed_text}", (value - allowed) / allowed)]
 
 
 def _unverified(goals: Goals, figures: EngineFigures) -> tuple[str, ...]:
@@ -241,17 +231,10 @@ def _choose(
 ) -> Decision:
     race = _Race(goals.objective, measurements, candidates)
     chosen = race.chosen
-    undecided = race.undecided()
     judged = dict(verdicts)
     for name, figures in candidates.items():
-        unverified = _unverified(goals, figures)
-        if name == chosen:
-            judged[name] = Verdict("chosen", race.why_chosen(undecided), unverified=unverified)
-        elif name in race.unbeaten:
-            judged[name] = Verdict("tied", race.why_not(name), unverified=unverified)
-        else:
-            judged[name] = Verdict("qualified", race.why_beaten(name), unverified=unverified)
-    return Decision(judged, chosen, None, f"{chosen}: {judged[chosen].reason}", undecided)
+        judged[name] = replace(race.verdict(name), unverified=_unverified(goals, figures))
+    return Decision(judged, chosen, None, f"{chosen}: {judged[chosen].reason}", race.undecided)
 
 
 class _Race:
@@ -262,14 +245,25 @@ class _Race:
     ) -> None:
         self.objective = objective
         self._measurements = measurements
+        # Versions before paired engines with two references only, and did not say with which rounds.
+        self._is_paired = objective == "latency_ms_p50" and bool(measurements.pairs)
         self._sizes = {name: figures.size_bytes for name, figures in candidates.items()}
         self._figures = {name: objective_interval(objective, of) for name, of in candidates.items()}
         self._names = sorted(candidates)
         unbeaten = [name for name in self._names if not self._beaters(name)]
         self.unbeaten = unbeaten or self._names  # each beaten by another: ratios of other rounds each
         self.chosen = min(self.unbeaten, key=lambda name: (self._sizes[name], name))
+        self.undecided = self._unknown()
 
-    def undecided(self) -> str:
+    def verdict(self, name: str) -> Verdict:
+        """Where a candidate stands."""
+        if name == self.chosen:
+            return Verdict("chosen", self._why_chosen())
+        if name in self.unbeaten:
+            return Verdict("tied", self._why_not(name))
+        return Verdict("qualified", self._why_beaten(name))
+
+    def _unknown(self) -> str:
         """What is not known, so that another may be better than the chosen one; empty if all is."""
         quantity = QUANTITIES[self.objective]
         absent = [name for name in self.unbeaten if self._figures[name] is None]
@@ -280,28 +274,28 @@ class _Race:
         unknown = [name for name in self._rivals() if self._beats(name, self.chosen) is None]
         return f"{quantity} is not compared with that of {', '.join(unknown)}" if unknown else ""
 
-    def why_chosen(self, undecided: str) -> str:
+    def _why_chosen(self) -> str:
         """The figure of the chosen one, and what it has before the others."""
         figure = describe(self.objective, self._figures[self.chosen])
-        known = "" if self._figures[self.chosen] is None else f"{figure}; "
         if len(self._names) == 1:
             return f"{figure}: the only one that meets the goals"
-        if undecided and len(self.unbeaten) == len(self._names):
-            return f"{known}{undecided}: {self._smallest_of('the candidates')}"
-        if undecided:
-            return f"{known}{undecided}: {self._smallest_of('those that no other is known to beat')}"
+        if self.undecided:
+            known = "" if self._figures[self.chosen] is None else f"{figure}; "
+            all_unbeaten = len(self.unbeaten) == len(self._names)
+            whom = "the candidates" if all_unbeaten else "those that no other is known to beat"
+            return f"{known}{self.undecided}: {self._smallest_of(whom)}"
         if rivals := self._rivals():
             return f"{figure}, not told apart from {', '.join(rivals)}: {self._smallest_of('them')}"
         return f"{figure}, the best of those that meet the goals"
 
-    def why_not(self, name: str) -> str:
+    def _why_not(self, name: str) -> str:
         """Of one that no other beats: why the chosen one goes before it."""
         is_smaller = self._sizes[self.chosen] < self._sizes[name]
         after = f"{self.chosen} is smaller" if is_smaller else f"{self.chosen} is as small, and first by name"
         apart = "" if self._beats(name, self.chosen) is None else f", not told apart from {self.chosen}"
         return f"{describe(self.objective, self._figures[name])}{apart}; {after}"
 
-    def why_beaten(self, name: str) -> str:
+    def _why_beaten(self, name: str) -> str:
         """By whom, and by how much where they were paired."""
         beaters = self._beaters(name)
         beater = self.chosen if self.chosen in beaters else beaters[0]
@@ -326,11 +320,6 @@ class _Race:
             return ratio.low > 1 if ratio else None
         mine, theirs = self._figures[one], self._figures[other]
         return is_better(self.objective, mine, theirs) if mine and theirs else None
-
-    @property
-    def _is_paired(self) -> bool:
-        """Versions before paired engines with two references only, and did not say with which rounds."""
-        return self.objective == "latency_ms_p50" and bool(self._measurements.pairs)
 
     def _ratio(self, one: str, other: str) -> Interval | None:
         pair = self._measurements.ratio(one, other) if self._is_paired else None

@@ -12,7 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpml.artifacts.measurements import OutputComparison, OutputFigures
-from hpml.measuring.process.engine_process import EngineProcess
+from hpml.core.contract import Output
+from hpml.measuring.config import BenchmarkConfig
+from hpml.measuring.process.engine_process import GRACE_S, EngineProcess
 from hpml.measuring.subjects import Subject
 
 _REQUESTS = 64
@@ -24,44 +26,42 @@ Answers = list[dict[str, Any]]  # of each request, by the output's name; None: n
 
 
 def compare_outputs(
+    config: BenchmarkConfig,
     subjects: Mapping[str, Subject],
-    inputs: Path,
-    *,
-    reference: str,
     takes: Mapping[str, Sequence[str]],
-    threads: int,
-    reply_limit_s: float,
-    scratch: Path,
+    inputs: Path,
+    out: Output,
 ) -> dict[str, OutputComparison]:
-    """What each of `subjects` answers to the first rows of `inputs`, beside what `reference` does.
+    """What each of `subjects` answers to the first rows of `inputs`, beside what the reference does.
 
-    takes: which arrays of `inputs` a subject takes. Raises StageFailed that names the subject that crashes,
-    answers wrongly, or takes longer than `reply_limit_s`.
+    Nothing where there is only one. takes: which arrays of `inputs` a subject takes. Raises StageFailed that
+    names the subject that crashes, answers wrongly, or takes longer than the time budget allows.
     """
-    files = {}
+    if len(subjects) == 1:
+        return {}
+    files, reference, limit_s = {}, config.reference, config.time_budget_s + GRACE_S
     for index, (name, subject) in enumerate(subjects.items()):
-        file = scratch / f"outputs-{index}.npz"
-        with EngineProcess(name, scratch / f"outputs-{index}.log", reply_limit_s=reply_limit_s) as process:
+        file = out.scratch / f"outputs-{index}.npz"
+        with EngineProcess(name, file.with_suffix(".log"), reply_limit_s=limit_s) as process:
             process.ask(
                 "load",
                 "loading",
                 subject=subject.model_dump(mode="json"),
                 inputs=str(inputs),
                 batch_sizes=[1],
-                threads=threads,
+                threads=config.threads or out.threads,
             )
             told = process.ask(
                 "outputs", "telling its outputs", requests=_REQUESTS, seconds=_SECONDS, file=str(file)
             )
         files[name] = (file, told["names"])
     expected = _read(*files[reference])
-    found = {}
-    for name in subjects:
-        if list(takes[name]) != list(takes[reference]):
-            found[name] = OutputComparison(reason=f"it takes other inputs than {reference}")
-        else:
-            found[name] = compare(_read(*files[name]), expected, is_reference=name == reference)
-    return found
+    return {
+        name: compare(_read(*files[name]), expected, is_reference=name == reference)
+        if list(takes[name]) == list(takes[reference])
+        else OutputComparison(reason=f"it takes other inputs than {reference}")
+        for name in subjects
+    }
 
 
 # ---------------------------------------------------------------------------------------- what each answers
@@ -95,17 +95,11 @@ def write(
 
 
 def _read(file: Path, names: Sequence[str]) -> Answers:
-    answers: Answers = []
     with np.load(file, allow_pickle=False) as arrays:
-        while any(f"{len(answers)}:{index}" in arrays.files for index in range(len(names))):
-            row = len(answers)
-            answers.append(
-                {
-                    name: arrays[f"{row}:{index}"] if f"{row}:{index}" in arrays.files else None
-                    for index, name in enumerate(names)
-                }
-            )
-    return answers
+        rows = 1 + max((int(key.partition(":")[0]) for key in arrays.files), default=-1)
+        return [
+            {name: arrays.get(f"{row}:{index}") for index, name in enumerate(names)} for row in range(rows)
+        ]
 
 
 # -------------------------------------------------------------------------------------------- beside another

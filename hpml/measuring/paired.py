@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -14,17 +14,14 @@ from numpy.typing import NDArray
 from hpml.artifacts.core_state import CoreState
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import PairedRatio, StateFigures
+from hpml.measuring.config import BenchmarkConfig
+from hpml.measuring.machine.state_clusters import States
 from hpml.measuring.rounds import Round, Rounds, state_of
-from hpml.measuring.statistics import mixture, paired_ratio, quantile
-
-if TYPE_CHECKING:
-    from hpml.measuring.config import BenchmarkConfig
-    from hpml.measuring.machine.state_clusters import States
+from hpml.measuring.statistics import median, mixture
 
 MIN_ROUNDS = 6  # undisturbed, to quote a figure: the extremes of five hold a median 94 times in 100 only
-MAX_HALF_WIDTH = (
-    0.05  # half the width of an interval; beyond it nothing is quoted, unless less precision is asked for
-)
+# Half the width of an interval; beyond it nothing is quoted, unless less precision is asked for.
+MAX_HALF_WIDTH = 0.05
 _RARE_STATE = 0.05  # of the time; a mixture is quoted without a state that is as rare
 
 
@@ -74,25 +71,23 @@ class Batch1Analysis:
 
     def ratio(self, engine: str, baseline: str) -> PairedRatio:
         """How many times faster `engine` is than `baseline`."""
-        found = {
-            state.name: self._in_state(index, lambda rows: self._paired(engine, baseline, rows))
-            for index, state in enumerate(self.states)
-        }
-        known = {name: interval for name, (interval, _) in found.items() if interval}
-        shares = {state.name: state.share for state in self.states}
-        unknown = {name: reason for name, (_, reason) in found.items() if reason}
-        reason = "; ".join(f"{_in_words(name)}{reason}" for name, reason in unknown.items())
-        measured = sum(shares[name] for name in known)
-        rare = sum(shares[name] for name in unknown) <= _RARE_STATE
+        known, reasons, unknown_share = [], [], 0.0
+        for index, state in enumerate(self.states):
+            interval, reason = self._in_state(index, self.p50_ms[baseline] / self.p50_ms[engine])
+            if interval:
+                known.append((state, interval))
+            else:
+                reasons.append(f"cores {state.name}: {reason}" if state.name else reason)
+                unknown_share += state.share
+        is_quoted = bool(known) and unknown_share <= _RARE_STATE
+        measured = sum(state.share for state, _ in known)
         return PairedRatio(
             engine=engine,
             baseline=baseline,
             rounds=len(self.state),
-            speedup=mixture([(shares[name] / measured, interval) for name, interval in known.items()])
-            if known and rare
-            else None,
-            states={name: interval for name, interval in known.items() if name},
-            reason="" if known and rare else reason,
+            speedup=mixture([(state.share / measured, one) for state, one in known]) if is_quoted else None,
+            states={state.name: interval for state, interval in known if state.name},
+            reason="" if is_quoted else "; ".join(reasons),
         )
 
     def figures(self, name: str, reference: str, fastest_fp32: str) -> tuple[StateFigures, ...]:
@@ -103,7 +98,7 @@ class Batch1Analysis:
         ratios = self.ratio(name, reference).states
         best = self.ratio(name, fastest_fp32).states if fastest_fp32 else {}
         for index, state in enumerate(self.states):
-            p50, reason = self._in_state(index, lambda rows: self._p50(name, rows))
+            p50, reason = self._in_state(index, self.p50_ms[name])
             described.append(
                 StateFigures(
                     state=state.name,
@@ -116,26 +111,16 @@ class Batch1Analysis:
             )
         return tuple(described)
 
-    def _in_state(
-        self, index: int, figure: Callable[[NDArray[np.bool_]], Interval]
-    ) -> tuple[Interval | None, str]:
-        """A figure of the rounds in a state; or why there is none that may be quoted."""
+    def _in_state(self, index: int, of_rounds: NDArray[np.float64]) -> tuple[Interval | None, str]:
+        """The median of a figure of the rounds in a state; or why there is none that may be quoted."""
         rows = self.state == index
         if rows.sum() < MIN_ROUNDS:
             return None, f"{rows.sum()} of {MIN_ROUNDS} undisturbed rounds"
-        interval = figure(rows)
+        interval = median(of_rounds[rows], counts(self.launch[rows]))
         half_width = _half_width(interval)
         if half_width > self.widest:
             return None, f"known to within {half_width:.0%} only, {self.widest:.0%} is allowed"
         return interval, ""
-
-    def _p50(self, name: str, rows: NDArray[np.bool_]) -> Interval:
-        return quantile(self.p50_ms[name][rows][:, None], 0.5, counts(self.launch[rows]))
-
-    def _paired(self, engine: str, baseline: str, rows: NDArray[np.bool_]) -> Interval:
-        if engine == baseline:
-            return Interval(value=1, low=1, high=1)
-        return paired_ratio(self.p50_ms[baseline][rows], self.p50_ms[engine][rows], counts(self.launch[rows]))
 
 
 def core_states(rounds: Sequence[Round], states: States | None) -> tuple[CoreState, ...]:
@@ -145,30 +130,21 @@ def core_states(rounds: Sequence[Round], states: States | None) -> tuple[CoreSta
         return (CoreState(name="", round_trip_ns=nothing, share=1, seconds=0),)
     of_round = state_of(rounds, states)
     took_s = np.array([one.seconds for one in rounds])
-    seconds = [float(took_s[of_round == index].sum()) for index in range(len(states.names))]
-    probes = states.of(states.round_trip_ns)
-    described = []
-    for index, name in enumerate(states.names):
-        low, high = states.spans[index]
-        centre = float(np.median(states.round_trip_ns[probes == index]))
-        share = seconds[index] / sum(seconds) if sum(seconds) else 1 / len(seconds)
-        described.append(
-            CoreState(
-                name=name,
-                round_trip_ns=Interval(value=centre, low=low, high=high),
-                share=share,
-                seconds=seconds[index],
-            )
-        )
-    return tuple(described)
+    return states.described([float(took_s[of_round == index].sum()) for index in range(len(states.names))])
 
 
-def pairs(
-    rounds: Rounds, names: Sequence[str], *, precision: float = MAX_HALF_WIDTH
-) -> tuple[PairedRatio, ...]:
-    """Each two engines once, the later against the earlier."""
+def compared(rounds: Rounds, names: Sequence[str], *, precision: float) -> dict[str, Any]:
+    """What the rounds say of all engines together, as fields of `MeasurementsSpec`.
+
+    Of pairs each two engines are one, the later against the earlier.
+    """
     at_1 = Batch1Analysis.of(rounds, names, precision=precision)
-    return tuple(at_1.ratio(engine, baseline) for baseline, engine in itertools.combinations(names, 2))
+    return {
+        "pairs": tuple(at_1.ratio(engine, baseline) for baseline, engine in itertools.combinations(names, 2)),
+        "states": at_1.states if rounds.states() else (),
+        "rounds": len(at_1.state),
+        "rounds_of_launches": tuple(at_1.launches),
+    }
 
 
 # ----------------------------------------------------------------------------------------- is it enough?
@@ -180,7 +156,7 @@ def is_precise(rounds: Rounds, config: BenchmarkConfig, names: Sequence[str]) ->
     There are as many rounds and launches as asked for; every speed-up is known to within `config.precision`
     in each state that was seen for 5 % of the time.
     """
-    batches = sorted({1, *config.batch_sizes})
+    batches = config.timed_batches
     if rounds.launches < config.launches or min(len(rounds.at(batch)) for batch in batches) < config.rounds:
         return False
     at_1 = Batch1Analysis.of(rounds, names, precision=config.precision)
@@ -189,16 +165,15 @@ def is_precise(rounds: Rounds, config: BenchmarkConfig, names: Sequence[str]) ->
     for name in names:
         ratio = at_1.ratio(name, reference)
         known = ratio.states if len(at_1.states) > 1 else {"": ratio.speedup}
-        for state in lasting:
-            interval = known.get(state)
-            if interval is None or _half_width(interval) > config.precision:
-                return False
+        intervals = [known.get(state) for state in lasting]
+        if not all(interval and _half_width(interval) <= config.precision for interval in intervals):
+            return False
     return True
 
 
 def missing(rounds: Rounds, config: BenchmarkConfig, names: Sequence[str]) -> str:
     """Which figures there are too few undisturbed rounds for, in words; empty if all can be quoted."""
-    batches = sorted({1, *config.batch_sizes})
+    batches = config.timed_batches
     latencies = rounds.latencies(names, batches)
     found = []
     at_1 = Batch1Analysis.of(rounds, names, precision=config.precision)
@@ -222,10 +197,6 @@ def _half_width(interval: Interval) -> float:
     return math.sqrt(interval.high / interval.low) - 1
 
 
-def _in_words(state: str) -> str:
-    return f"cores {state}: " if state else ""
-
-
 def counts(launch: NDArray[np.int64]) -> list[int]:
     """How many rounds each launch has, those without any left out."""
     return [int(count) for count in np.bincount(launch) if count] if len(launch) else []
@@ -236,7 +207,5 @@ def undisturbed_rows(latency_ms: NDArray[np.float64]) -> NDArray[np.float64]:
 
     A disturbance hits long requests rather than short ones: what is left of a slice has too short a tail.
     """
-    rows: NDArray[np.float64] = (
-        latency_ms[np.isfinite(latency_ms).all(axis=1)] if latency_ms.size else latency_ms
-    )
+    rows: NDArray[np.float64] = latency_ms[np.isfinite(latency_ms).all(axis=1)]
     return rows

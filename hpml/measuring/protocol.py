@@ -15,9 +15,10 @@ import math
 from collections.abc import Iterator, Sequence
 
 from hpml.core.contract import Output
-from hpml.measuring.bench import Bench, batch_sizes
+from hpml.measuring.bench import Bench
 from hpml.measuring.paired import is_precise, missing
-from hpml.measuring.rounds import RoundCheckpoint, RoundPlan, Rounds, round_orders
+from hpml.measuring.rounds import Rounds, round_orders
+from hpml.measuring.samples import RoundCheckpoint, RoundPlan
 from hpml.measuring.settings import choose_settings
 
 
@@ -49,7 +50,7 @@ def time_rounds(bench: Bench, out: Output) -> Rounds:
         try:
             _time_launch(bench, rounds, launch, orders, out)
         finally:
-            kept.add(RoundPlan(bench.settings, bench.requests), rounds.all[before:])
+            kept.add(RoundPlan(settings=bench.settings, requests=bench.requests), rounds.all[before:])
     bench.grant(max(0.0, config.scenario_budget_s - max(0.0, bench.now_s() - until_s)))
     return rounds
 
@@ -67,7 +68,7 @@ def _time_launch(bench: Bench, rounds: Rounds, launch: int, orders: Iterator[lis
     begun_s = bench.now_s()
     left_s = bench.deadline_s - begun_s
     share_s = min(left_s, config.time_budget_s / config.launches) if late else left_s / to_come
-    batches = [b for b in batch_sizes(config) if b == 1 or not late or len(rounds.at(b)) < config.rounds]
+    batches = [b for b in config.timed_batches if b == 1 or not late or len(rounds.at(b)) < config.rounds]
     have = dict.fromkeys(batches, 0)
     with bench.launched():
         launched_s = bench.now_s()

@@ -2,52 +2,57 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
-from dataclasses import dataclass
-from statistics import mean, stdev
-from typing import TYPE_CHECKING
 
 from hpml.artifacts.interval import Interval
-from hpml.artifacts.measurements import ResourceFigures, Throughput
-from hpml.measuring.statistics import CONFIDENCE, student_t
+from hpml.artifacts.measurements import (
+    ConcurrencyFigures,
+    EngineSettings,
+    ResourceFigures,
+    ScenarioFigures,
+    Throughput,
+)
+from hpml.core.contract import Config
 
-if TYPE_CHECKING:
-    from hpml.measuring.bench import Launches
 
+class LaunchRecord(Config):
+    """What the launches of one engine told. Milliseconds, one entry a launch. Memory 0: not known.
 
-@dataclass(frozen=True)
-class Energy:
-    """Millijoules a request at batch 1, one value a slice, and the counter; or why there is none."""
+    device: "cpu", "cuda", or "remote", a server's, of which only the time of its answers is measured.
+    """
 
-    mj_per_request: tuple[float, ...]
-    source: str
+    device: str = "cpu"
+    settings: EngineSettings | None = None  # None of versions before
+    cold_start_ms: tuple[float, ...] = ()
+    load_ms: tuple[float, ...] = ()
+    peak_rss_bytes: int = 0
+    device_memory_bytes: int | None = None
+    energy_mj_per_request: tuple[float, ...] = ()
+    energy_source: str = ""
+    scenarios: tuple[ScenarioFigures, ...] = ()
+    concurrency: tuple[ConcurrencyFigures, ...] = ()
 
 
 def resource_figures(
-    launches: Launches, energy: Energy | None, throughput: Sequence[Throughput], price_per_hour: float | None
+    told: LaunchRecord, throughput: Sequence[Throughput], price_per_hour: float | None
 ) -> ResourceFigures:
     """The figures of one engine. A figure of which there are fewer than two values is None."""
     best = max((item.images_per_s for item in throughput), key=lambda rate: rate.value, default=None)
     return ResourceFigures(
-        cold_start_ms=over_launches(launches.cold_start_ms),
-        load_ms=over_launches(launches.load_ms),
-        peak_rss_bytes=launches.peak_rss_bytes or None,
-        device_memory_bytes=launches.device_memory_bytes,
-        energy_mj_per_request=over_launches(energy.mj_per_request) if energy else None,
-        energy_source=energy.source if energy else "",
+        cold_start_ms=_mean(told.cold_start_ms),
+        load_ms=_mean(told.load_ms),
+        peak_rss_bytes=told.peak_rss_bytes or None,
+        device_memory_bytes=told.device_memory_bytes,
+        energy_mj_per_request=_mean(told.energy_mj_per_request),
+        energy_source=told.energy_source,
         price_per_million=_price(best, price_per_hour),
     )
 
 
-def over_launches(values: Sequence[float]) -> Interval | None:
-    """The geometric mean of independent values with Student's 95 % interval, on the logarithm."""
-    if len(values) < 2:
-        return None
-    logs = [math.log(value) for value in values]
-    half = student_t(0.5 + CONFIDENCE / 2, len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
-    centre = mean(logs)
-    return Interval(value=math.exp(centre), low=math.exp(centre - half), high=math.exp(centre + half))
+def _mean(values: Sequence[float]) -> Interval | None:
+    from hpml.measuring.statistics import geometric_mean  # numpy: the client has none
+
+    return geometric_mean(values) if len(values) > 1 else None
 
 
 def _price(images_per_s: Interval | None, price_per_hour: float | None) -> Interval | None:

@@ -7,16 +7,14 @@ figures would hold the winner's luck.
 from __future__ import annotations
 
 import itertools
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from hpml.artifacts.measurements import EngineSettings
 from hpml.core.contract import Output
+from hpml.measuring.bench import Bench
 from hpml.measuring.paired import MIN_ROUNDS
-
-if TYPE_CHECKING:
-    from hpml.measuring.bench import Bench
+from hpml.measuring.rounds import round_orders
 
 _ROUNDS = 25
 _SHARE_OF_BUDGET = 0.25  # of the time of the rounds, at most
@@ -28,38 +26,27 @@ def choose_settings(bench: Bench, out: Output) -> dict[str, EngineSettings]:
 
     So it is, too, where the machine is too busy to tell.
     """
-    candidates = {
-        name: [
-            settings
-            for settings in subject.candidates(bench.threads)
-            if bench.config.threads in (None, settings.threads)
-        ]
-        or [bench.settings[name]]
-        for name, subject in bench.subjects.items()
-    }
-    tried = {
-        f"{name}, {settings}": (name, settings)
-        for name, of_engine in candidates.items()
-        for settings in of_engine
-        if len(of_engine) > 1
-    }
-    if not tried:
+    candidates: dict[str, list[EngineSettings]] = {}
+    for name, subject in bench.subjects.items():
+        known = subject.candidates(bench.threads)
+        allowed = [settings for settings in known if bench.config.threads in (None, settings.threads)]
+        if len(allowed) > 1:
+            candidates[name] = allowed
+    tried = {f"{name}, {one}": (name, one) for name, allowed in candidates.items() for one in allowed}
+    p50_ms = _p50_ms(bench.of_trials(tried), out) if tried else []
+    if len(p50_ms) < MIN_ROUNDS:
         return bench.settings
-    p50_ms = _p50_ms(bench.of_trials(tried), out)
     chosen = dict(bench.settings)
-    for name, of_engine in candidates.items():
-        if len(of_engine) > 1 and len(p50_ms) >= MIN_ROUNDS:
-            took_ms = np.array([[one[f"{name}, {settings}"] for settings in of_engine] for one in p50_ms])
-            speedups = np.median(took_ms[:, :1] / took_ms, axis=0)
-            best = int(speedups.argmax())
-            chosen[name] = of_engine[best if speedups[best] > _CLEARLY_FASTER else 0]
+    for name, allowed in candidates.items():
+        took_ms = np.array([[one[f"{name}, {settings}"] for settings in allowed] for one in p50_ms])
+        speedups = np.median(took_ms[:, :1] / took_ms, axis=0)
+        best = int(speedups.argmax())
+        chosen[name] = allowed[best if speedups[best] > _CLEARLY_FASTER else 0]
     return chosen
 
 
 def _p50_ms(trials: Bench, out: Output) -> list[dict[str, float]]:
     """The p50 of each trial in each round, while there is time."""
-    from hpml.measuring.rounds import round_orders
-
     until_s = trials.now_s() + _SHARE_OF_BUDGET * trials.config.time_budget_s
     found: list[dict[str, float]] = []
     with trials.launched():

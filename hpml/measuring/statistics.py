@@ -14,32 +14,52 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
-from statistics import NormalDist
-from typing import TYPE_CHECKING
+from statistics import NormalDist, fmean, stdev
 
 import numpy as np
+from numpy.typing import NDArray
 
 from hpml.artifacts.interval import Interval
 
-if TYPE_CHECKING:
-    from numpy.typing import NDArray
-
 CONFIDENCE = 0.95
+_EARLY_STOPPING = 1 - 0.99  # the chance that loadgen lets a percentile be quoted too early
 _LEAST_LAUNCHES = 3  # fewer say too little about how they differ
 _RARE = 0.9  # beyond this level so few requests of a round lie that they hardly show how rounds differ
 
 
-def samples_needed(level: float, *, confidence: float = 0.99) -> int:
+def samples_needed(level: float) -> int:
     """How many samples the quantile `level` needs before it may be quoted: 64 for p90, 662 for p99.
 
     The early-stopping rule of MLPerf's loadgen with one overlatency allowed: the smallest n for which at most
-    one of n samples lies beyond the quantile with probability <= 1 - `confidence` (binomial), as described in
-    the MLPerf Inference Rules, "Early Stopping".
+    one of n samples lies beyond the quantile with probability <= 1 % (binomial), as described in the MLPerf
+    Inference Rules, "Early Stopping".
     """
     n = 2
-    while level**n + n * (1 - level) * level ** (n - 1) > 1 - confidence:
+    while level**n + n * (1 - level) * level ** (n - 1) > _EARLY_STOPPING:
         n += 1
     return n
+
+
+def allowed_overlatencies(queries: int, level: float) -> int:
+    """The largest t for which t overlatencies in `queries` show that the quantile `level` is met; -1 if none.
+
+    By MLPerf's "Early Stopping Criterion": so few would be seen in less than 1 case of 100 if the quantile
+    were larger. P(X <= t) < 1 % for X ~ Binomial(`queries`, 1 - `level`): 1 of 64 for p90; for p99, 0 of 459
+    and 1 of 662.
+    """
+    from scipy import special  # what of scipy is quick to import
+
+    so_few = special.bdtr(np.arange(queries + 1), queries, 1 - level)
+    return int(np.searchsorted(so_few, _EARLY_STOPPING)) - 1
+
+
+def early_stopping_bound(latencies: Sequence[float], level: float) -> float | None:
+    """What the quantile `level` is below with 99 % confidence: the t-th largest latency, as loadgen has it.
+
+    None if there are too few: not even one overlatency would be allowed.
+    """
+    allowed = allowed_overlatencies(len(latencies), level)
+    return sorted(latencies)[-allowed] if allowed >= 1 else None
 
 
 def quantile(samples: NDArray[np.float64], level: float, launches: Sequence[int] = ()) -> Interval:
@@ -53,25 +73,23 @@ def quantile(samples: NDArray[np.float64], level: float, launches: Sequence[int]
     divided by the design effect and z replaced by t (Franco et al. 2019, J. Surv. Stat. Methodol. 7:334-364).
     Requests are whole, so it is corrected for continuity (Newcombe 1998, Statist. Med. 17:857-872, method 4).
     """
-    ordered = _ordered(samples)
-    value = _nearest_rank(ordered, level)
+    known = samples[np.isfinite(samples)]
+    value = _nearest_rank(known, level)
     t = student_t(0.5 + CONFIDENCE / 2, _degrees(len(samples), launches))
     # An effect below that of independent requests is luck: nothing makes rounds more alike than chance does.
-    effective = ordered.size / max(_design_effect(samples, ordered, level, launches), 1.0)
+    effective = known.size / max(_design_effect(samples, known, level, launches), 1.0)
     beyond = _score_interval(1 - level, effective, t, corrected=True)
-    low, high = (_interpolated(ordered, 1 - share) for share in (beyond.high, beyond.low))
+    # Between the two nearest samples.
+    low, high = np.quantile(known, (1 - beyond.high, 1 - beyond.low), method="hazen").tolist()
     return Interval(value=value, low=min(low, value), high=max(high, value))
 
 
-def paired_ratio(
-    slower: NDArray[np.float64], faster: NDArray[np.float64], launches: Sequence[int] = ()
-) -> Interval:
-    """The median over rounds of `slower` / `faster`, one figure a round each, (rounds,), at least 6.
+def median(of_rounds: NDArray[np.float64], launches: Sequence[int] = ()) -> Interval:
+    """The median over rounds (at least 6) of one figure of each.
 
-    Both figures of a round met the same machine, so what they have in common drops out of their ratio.
+    Of a ratio of two engines, too: both met the same machine, so what they have in common drops out of it.
     """
-    ratios = slower / faster
-    return quantile(ratios[:, None], 0.5, launches)
+    return quantile(of_rounds[:, None], 0.5, launches)
 
 
 def mixture(parts: Sequence[tuple[float, Interval]]) -> Interval:
@@ -86,7 +104,18 @@ def mixture(parts: Sequence[tuple[float, Interval]]) -> Interval:
 def rate(amount_per_request: float, seconds: NDArray[np.float64], launches: Sequence[int] = ()) -> Interval:
     """Amount per second of all requests, one after the other, that took `seconds` (rounds, requests)."""
     influences = seconds.mean(axis=1) / seconds.mean() - 1
-    return _around(amount_per_request / float(seconds.mean()), influences, launches)
+    t = student_t(0.5 + CONFIDENCE / 2, _degrees(len(seconds), launches))
+    factor = float(np.exp(t * np.sqrt(_variance_of_mean(influences, launches))))
+    value = amount_per_request / float(seconds.mean())
+    return Interval(value=value, low=value / factor, high=value * factor)
+
+
+def geometric_mean(values: Sequence[float]) -> Interval:
+    """That of at least two independent values with Student's 95 % interval, on the logarithm."""
+    logs = [math.log(value) for value in values]
+    half = student_t(0.5 + CONFIDENCE / 2, len(logs) - 1) * stdev(logs) / math.sqrt(len(logs))
+    centre = fmean(logs)
+    return Interval(value=math.exp(centre), low=math.exp(centre - half), high=math.exp(centre + half))
 
 
 def wilson(share: float, trials: int) -> Interval:
@@ -123,15 +152,8 @@ def _variance_of_mean(influences: NDArray[np.float64], launches: Sequence[int]) 
     return float(((weights * residuals) ** 2).sum()) * len(sizes) / _degrees(len(influences), launches)
 
 
-def _around(value: float, log_influences: NDArray[np.float64], launches: Sequence[int]) -> Interval:
-    """A positive figure with its interval, symmetric on the logarithm."""
-    t = student_t(0.5 + CONFIDENCE / 2, _degrees(len(log_influences), launches))
-    factor = float(np.exp(t * np.sqrt(_variance_of_mean(log_influences, launches))))
-    return Interval(value=value, low=value / factor, high=value * factor)
-
-
 def _design_effect(
-    samples: NDArray[np.float64], ordered: NDArray[np.float64], level: float, launches: Sequence[int]
+    samples: NDArray[np.float64], known: NDArray[np.float64], level: float, launches: Sequence[int]
 ) -> float:
     """How many times more the share beyond the quantile `level` varies than if requests were independent.
 
@@ -142,20 +164,15 @@ def _design_effect(
     """
 
     def effect(at: float) -> float:
-        shares = _shares_beyond(samples, _nearest_rank(ordered, at))
-        return _variance_of_mean(shares, launches) * ordered.size / (at * (1 - at))
+        beyond = (samples > _nearest_rank(known, at)).sum(axis=1)
+        shares = beyond / np.isfinite(samples).sum(axis=1)  # of the requests of each round
+        return _variance_of_mean(shares, launches) * known.size / (at * (1 - at))
 
     return 0.75 * effect(level) + 0.25 * effect(_RARE) if level > _RARE else effect(level)
 
 
-def _ordered(samples: NDArray[np.float64]) -> NDArray[np.float64]:
-    return np.sort(samples[np.isfinite(samples)])
-
-
-def _shares_beyond(samples: NDArray[np.float64], value: float) -> NDArray[np.float64]:
-    """The share of each round's requests that is larger than `value`."""
-    shares: NDArray[np.float64] = (samples > value).sum(axis=1) / np.isfinite(samples).sum(axis=1)
-    return shares
+def _nearest_rank(known: NDArray[np.float64], level: float) -> float:
+    return float(np.quantile(known, level, method="inverted_cdf"))
 
 
 def _score_interval(share: float, trials: float, z: float, *, corrected: bool = False) -> Interval:
@@ -169,12 +186,3 @@ def _score_interval(share: float, trials: float, z: float, *, corrected: bool = 
 def _score_end(share: float, trials: float, z: float) -> float:
     error = float(np.sqrt(share * (1 - share) / trials + z**2 / (4 * trials**2)))
     return (share + z**2 / (2 * trials) + z * error) / (1 + z**2 / trials)
-
-
-def _nearest_rank(ordered: NDArray[np.float64], level: float) -> float:
-    return float(ordered[int(np.ceil(level * ordered.size)) - 1])
-
-
-def _interpolated(ordered: NDArray[np.float64], level: float) -> float:
-    """The quantile `level` between the two nearest samples; within the sample's range."""
-    return float(np.interp(level * ordered.size - 0.5, np.arange(ordered.size), ordered))

@@ -7,7 +7,8 @@ import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+
+from pydantic_core import to_jsonable_python
 
 from hpml.artifacts.core_state import CoreState
 from hpml.artifacts.interval import Interval
@@ -78,7 +79,12 @@ def compare(home: Path, before: str, after: str) -> Comparison:
         if (change := _difference(engines[0][name].accuracy_top1, engines[1][name].accuracy_top1))
     }
     unmatched = sorted((engines[0].keys() | engines[1].keys()) - set(common))
-    absent = [told for side in sides for told in _not_measured(side, common)]
+    absent = [
+        f"{name} in {side.name}: {why}"
+        for side in sides
+        for name in common
+        if (why := why_absent(side.measurements.engines[name], "latency_ms_p50"))
+    ]
     return Comparison(
         *sides, tuple(rows), accuracies, tuple(_differences(*sides)), tuple(unmatched), tuple(absent)
     )
@@ -96,68 +102,45 @@ def _engines_of_both(before: Side, after: Side) -> str:
     return ", ".join(told)
 
 
-def _not_measured(side: Side, engines: Sequence[str]) -> Iterator[str]:
-    """Which engines have no p50 on this side, and why: "int8/onnx in A: not measured: machine busy"."""
-    for name in engines:
-        why = why_absent(side.measurements.engines[name], "latency_ms_p50")
-        if why:
-            yield f"{name} in {side.name}: {why}"
-
-
 def _side(home: Path, name: str) -> Side:
     path = Path(name)
     if (path / RECORD).is_file() or path.is_file():
         record = read_record(path)
         return Side(name, record.measurements, record.libraries)
-    return _run(home, name)
-
-
-def _run(home: Path, name: str) -> Side:
-    record = run_record.load(home, name)
-    for step in record.steps.values():
+    run = run_record.load(home, name)
+    for step in run.steps.values():
         if step.stage == "benchmark" and step.status in FINISHED:
             artifact = Store(home).open(step.digest)
             return Side(name, artifact.spec, artifact.manifest.lineage.libraries)
-    raise UsageError(f"run {record.id} has no measurements", why=f"it is {record.status}")
+    raise UsageError(f"run {run.id} has no measurements", why=f"it is {run.status}")
 
 
 # ------------------------------------------------------------------------------------------------ the figures
 
 
-def _rows(name: str, before: MeasurementsSpec, after: MeasurementsSpec) -> Iterator[Row]:
+def _rows(name: str, before: MeasurementsSpec, after: MeasurementsSpec) -> list[Row]:
     """Like with like: p50 in each state that both saw, else over what they saw; throughput over that."""
     is_like = same_mixture(before.states, after.states)
     one, other = before.engines[name], after.engines[name]
-    in_states = list(_p50_rows_in_states(name, before, after))
-    if not in_states and one.latency_ms_p50 and other.latency_ms_p50:
-        in_states = [_p50_row(name, "", one.latency_ms_p50, other.latency_ms_p50, is_like)]
-    yield from in_states
+    rows = []
+    for state in matched(before.states, after.states):
+        p50 = latency_in(one, state.before, before.states), latency_in(other, state.after, after.states)
+        if p50[0] and p50[1]:
+            rows.append(_row(name, f"p50 {state.name}".strip() + ", ms", p50[0], p50[1], is_like=True))
+    if not rows and one.latency_ms_p50 and other.latency_ms_p50:
+        rows.append(_row(name, "p50, ms", one.latency_ms_p50, other.latency_ms_p50, is_like=is_like))
     rates = {item.batch: item.images_per_s for item in one.throughput}
     for item in other.throughput:
         if item.batch in rates:
-            faster = ratio(item.images_per_s, rates[item.batch])
             figure = f"samples/s at {item.batch}"
-            yield Row(
-                name, figure, rates[item.batch], item.images_per_s, faster, _verdict(faster, is_like), is_like
-            )
+            rows.append(_row(name, figure, rates[item.batch], item.images_per_s, is_like=is_like))
+    return rows
 
 
-def _p50_rows_in_states(name: str, before: MeasurementsSpec, after: MeasurementsSpec) -> Iterator[Row]:
-    for state in matched(before.states, after.states):
-        one = latency_in(before.engines[name], state.before, before.states)
-        other = latency_in(after.engines[name], state.after, after.states)
-        if one and other:
-            yield _p50_row(name, state.name, one, other, is_like=True)
-
-
-def _p50_row(name: str, state: str, before: Interval, after: Interval, is_like: bool) -> Row:
-    faster = ratio(before, after)
-    figure = f"p50 {state}".strip()
-    return Row(name, f"{figure}, ms", before, after, faster, _verdict(faster, is_like), is_like)
-
-
-def _verdict(faster: Interval, is_like: bool) -> str:
-    return verdict(faster) if is_like else "not alike"
+def _row(engine: str, figure: str, before: Interval, after: Interval, *, is_like: bool) -> Row:
+    """One figure of both sides: a time, for which the ratio is turned over, or a rate."""
+    faster = ratio(before, after) if figure.endswith(", ms") else ratio(after, before)
+    return Row(engine, figure, before, after, faster, verdict(faster) if is_like else "not alike", is_like)
 
 
 def ratio(numerator: Interval, denominator: Interval) -> Interval:
@@ -299,7 +282,17 @@ def _slower_in_words(row: Row) -> str:
 def show(found: Comparison, output: str) -> None:
     """Print the comparison on stdout, warnings first."""
     if output == "json":
-        print(json.dumps(_as_json(found), indent=2))
+        fields = {
+            "before": found.before.name,
+            "after": found.after.name,
+            "margin": MARGIN,
+            "differences": found.differences,
+            "rows": found.rows,
+            "accuracy_top1_change": found.accuracies,
+            "unmatched": found.unmatched,
+            "not_measured": found.not_measured,
+        }
+        print(json.dumps(to_jsonable_python(fields), indent=2))
     elif output == "markdown":
         print(_markdown(found))
     else:
@@ -332,11 +325,8 @@ def write_page(found: Comparison, file: Path) -> None:
 
 def warnings(found: Comparison) -> list[str]:
     """What makes the ratios doubtful."""
-    if not found.differences:
-        return []
-    return ["WARNING: not measured under the same conditions, so the ratios are of these as well:"] + [
-        f"  {difference}" for difference in found.differences
-    ]
+    warning = "WARNING: not measured under the same conditions, so the ratios are of these as well:"
+    return [warning, *(f"  {difference}" for difference in found.differences)] if found.differences else []
 
 
 def _notes(found: Comparison) -> list[str]:
@@ -356,40 +346,12 @@ def _unmatched_in_words(found: Comparison) -> list[str]:
     return [f"in one of the two only: {', '.join(found.unmatched)}"] if found.unmatched else []
 
 
-def _as_json(found: Comparison) -> dict[str, Any]:
-    return {
-        "before": found.before.name,
-        "after": found.after.name,
-        "margin": MARGIN,
-        "differences": found.differences,
-        "rows": [
-            {key: value.model_dump() if isinstance(value, Interval) else value for key, value in _fields(row)}
-            for row in found.rows
-        ],
-        "accuracy_top1_change": {name: change.model_dump() for name, change in found.accuracies.items()},
-        "unmatched": found.unmatched,
-        "not_measured": found.not_measured,
-    }
-
-
-def _fields(row: Row) -> Iterator[tuple[str, Any]]:
-    for name in Row.__dataclass_fields__:
-        yield name, getattr(row, name)
-
-
 def _markdown(found: Comparison) -> str:
     lines = [f"> {warning}" for warning in warnings(found)]
     lines += ["", "| engine | figure | before | after | ratio | verdict |", "|---|---|--:|--:|--:|---|"]
     for row in found.rows:
-        cells = [row.engine, row.figure, plain(row.before.value), plain(row.after.value)]
-        cells = [
-            bench_tables.printable(cell).replace("|", "\\|") for cell in (*cells, ratio_in_words(row.ratio))
-        ]
+        figures = plain(row.before.value), plain(row.after.value), ratio_in_words(row.ratio)
+        cells = [cell.replace("|", "\\|") for cell in (row.engine, row.figure, *figures)]
         lines.append(f"| {' | '.join(cells)} | {row.verdict} |")
-    lines += [
-        "",
-        *(f"- {line}" for line in _notes(found)[:-1]),
-        "",
-        _NOTE,
-    ]
+    lines += ["", *(f"- {line}" for line in _notes(found)[:-1]), "", _NOTE]
     return bench_tables.printable("\n".join(lines).strip())

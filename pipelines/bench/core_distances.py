@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable, Sequence
 
 from hpml.artifacts.core_state import CoreDistances, CoreState
-from hpml.artifacts.interval import Interval
 from hpml.measuring.machine.core_latency_probe import CoreLatencyProbe
 
 MOST_CPUS = 16  # in the matrix, a line of which fits into 80 columns
@@ -53,13 +52,5 @@ def _states(probes_ns: Sequence[float], seconds: float) -> tuple[tuple[CoreState
     seen_ns = np.array(probes_ns)
     found = find_states(seen_ns)
     at = found.of(seen_ns)
-    states = tuple(
-        CoreState(
-            name=name,
-            round_trip_ns=Interval(value=float(np.median(seen_ns[at == index])), low=low, high=high),
-            share=float((at == index).mean()),
-            seconds=float((at == index).mean()) * seconds,
-        )
-        for index, (name, (low, high)) in enumerate(zip(found.names, found.spans, strict=True))
-    )
+    states = found.described([float((at == index).mean()) * seconds for index in range(len(found.names))])
     return states, int(np.count_nonzero(np.diff(at)))

@@ -6,17 +6,16 @@ import tempfile
 from collections.abc import Mapping
 from pathlib import Path
 
-from hpml.artifacts.core_state import CoreState
 from hpml.artifacts.diagnosis import DiagnosisSpec, EngineDiagnosis
-from hpml.artifacts.measurements import EngineFigures
+from hpml.artifacts.measurements import MeasurementsSpec
 from hpml.artifacts.peaks import PeaksSpec
 from hpml.components.diagnose.facts import why_not_measured
 from hpml.core.errors import ConfigInvalid
 from hpml.measuring.subjects import OnnxSubject
-from hpml.measuring.subjects.tensors import Signature, write_arrays
+from hpml.measuring.subjects.tensors import write_arrays
 from hpml.pipelines.bench import machine as bench_machine
 from hpml.pipelines.bench import session as bench
-from hpml.pipelines.bench.measurable import Hints, measurable
+from hpml.pipelines.bench.measurable import Hints, Measurable, measurable
 from hpml.pipelines.bench.session import BenchOptions
 from hpml.pipelines.executors.base import Watcher
 
@@ -53,39 +52,34 @@ def diagnose(
         return DiagnosisSpec(threads=measured.threads, engines={name: nothing}), no_peaks
     machine = bench_machine.measure_peaks(home.resolve(), watcher, force=False)
     peaks = bench_machine.peaks_of(home.resolve(), machine).spec
-    threads = figures.settings.threads if figures.settings else measured.threads
-    one, notes = _in_a_process(
-        found.subject, found.signature, figures, measured.states, peaks, threads, limit_s
-    )
+    one, notes = _in_a_process(found, measured, peaks, limit_s)
     warnings = (note.rstrip(".") for note in record.notes)
     return DiagnosisSpec(threads=measured.threads, engines={name: one}, notes=(*notes, *warnings)), peaks
 
 
 def _in_a_process(
-    subject: OnnxSubject,
-    signature: Signature,
-    figures: EngineFigures,
-    states: tuple[CoreState, ...],
-    peaks: PeaksSpec,
-    threads: int,
-    limit_s: float,
+    found: Measurable, measured: MeasurementsSpec, peaks: PeaksSpec, limit_s: float
 ) -> tuple[EngineDiagnosis, list[str]]:
     """The model is somebody's: it gets a process that can be ended and has a memory limit."""
     from hpml.measuring.process.engine_process import EngineProcess
 
+    assert isinstance(found.subject, OnnxSubject)
+    file, (figures,) = str(found.subject.file), measured.engines.values()
     with tempfile.TemporaryDirectory(prefix="hpml-diagnose-") as folder:
         inputs, log = Path(folder) / "inputs.npz", Path(folder) / "process.log"
-        write_arrays(inputs, {tensor.name: tensor.draw(_REQUESTS, seed=0) for tensor in signature.inputs})
-        with EngineProcess(str(subject.file), log, reply_limit_s=limit_s, worker=_WORKER) as process:
+        write_arrays(
+            inputs, {tensor.name: tensor.draw(_REQUESTS, seed=0) for tensor in found.signature.inputs}
+        )
+        with EngineProcess(file, log, reply_limit_s=limit_s, worker=_WORKER) as process:
             told = process.ask(
                 "diagnose",
                 "being profiled",
-                name=str(subject.file),
-                file=str(subject.file),
+                name=file,
+                file=file,
                 inputs=str(inputs),
                 figures=figures.model_dump(mode="json"),
-                states=[state.model_dump(mode="json") for state in states],
+                states=[state.model_dump(mode="json") for state in measured.states],
                 peaks=peaks.model_dump(mode="json"),
-                threads=threads,
+                threads=figures.settings.threads if figures.settings else measured.threads,
             )
     return EngineDiagnosis.model_validate(told["diagnosis"]), told["notes"]

@@ -49,13 +49,11 @@ def find(home: Path, record: RunRecord) -> DiagnosisSpec:
 
 def peaks_of(home: Path, record: RunRecord) -> PeaksSpec:
     """The peaks that the diagnosis of a run is under; none where they could not be measured."""
-    digests = [
-        step.digest for step in record.steps.values() if step.stage in ("peaks", "ceilings") and step.digest
-    ]
-    spec: PeaksSpec = (
-        Store(home).open(digests[0]).spec if digests else PeaksSpec(hardware={}, bandwidths=(), gemms=())
-    )
-    return spec
+    for step in record.steps.values():
+        if step.stage in ("peaks", "ceilings") and step.digest:
+            spec: PeaksSpec = Store(home).open(step.digest).spec
+            return spec
+    return PeaksSpec(hardware={}, bandwidths=(), gemms=())
 
 
 def show_document(title: str, diagnosis: DiagnosisSpec, peaks: PeaksSpec, variant: str, output: str) -> None:
@@ -67,11 +65,8 @@ def show_document(title: str, diagnosis: DiagnosisSpec, peaks: PeaksSpec, varian
         require_engine(diagnosis, variant)
         engines = {variant: diagnosis.engines[variant]}
         diagnosis = diagnosis.model_copy(update={"engines": engines})
-    print(
-        diagnosis_markdown(diagnosis)
-        if output == "markdown"
-        else diagnosis_page(variant or title, diagnosis, peaks)
-    )
+    is_text = output == "markdown"
+    print(diagnosis_markdown(diagnosis) if is_text else diagnosis_page(variant or title, diagnosis, peaks))
 
 
 def show(diagnosis: DiagnosisSpec, variant: str, output: str) -> None:

@@ -58,11 +58,9 @@ def measure(home: Path, watcher: Watcher, *, force: bool, seconds: float = WATCH
     record = measure_peaks(home, watcher, force=force)
     if record.status == "done":
         watcher.step_changed("cores", StepRecord(stage="cores", status="running"))
+        shown = {"total": round(seconds), "unit": "s", "note": ""}
         cores = core_distances.watch(
-            seconds,
-            lambda passed_s: watcher.progressed(
-                "cores", {"done": round(passed_s), "total": round(seconds), "unit": "s", "note": ""}
-            ),
+            seconds, lambda passed_s: watcher.progressed("cores", {**shown, "done": round(passed_s)})
         )
         write_text_atomic(home / record.id / _CORES, cores.model_dump_json(indent=1))
         watcher.step_changed("cores", StepRecord(stage="cores", status="done", seconds=cores.seconds))
@@ -148,16 +146,10 @@ def _matrix(cores: CoreDistances) -> Iterator[str]:
 
 
 def _print_peaks(of: str, unit: str, peaks: Sequence[Peak]) -> None:
-    rows = [
-        (
-            peak.place,
-            peak.of,
-            plain(peak.rate.value) if peak.rate else "-",
-            bounds(peak.rate) if peak.rate else peak.reason,
-            peak.where,
-        )
-        for peak in peaks
-    ]
+    rows = []
+    for peak in peaks:
+        figure = (plain(peak.rate.value), bounds(peak.rate)) if peak.rate else ("-", peak.reason)
+        rows.append((peak.place, peak.of, *figure, peak.where))
     console.print_table(("where", of, unit, "95 %", "at"), rows, right=(2,))
 
 

@@ -224,14 +224,9 @@ def _engine(engine: Artifact[EngineSpec], import_paths: tuple[str, ...] = ()) ->
 def _from_outside(subject: FromOutside, hints: Hints) -> Measurable:
     signature = subject.signature(hints.sizes)
     filled = subject.model_copy(update={"inputs": signature.inputs})
-    if isinstance(filled, ServerSubject):
-        _try(filled)
+    if isinstance(filled, ServerSubject):  # asked once: what it refuses is told before anything is timed
+        filled.check(filled.open(threads=1))
     return Measurable(filled, signature, filled.known())
-
-
-def _try(server: ServerSubject) -> None:
-    """Ask a server once, so that what it refuses is told before anything is timed."""
-    server.check(server.open(threads=1))
 
 
 # ----------------------------------------------------------------------------------------------- the options

@@ -9,56 +9,37 @@ from __future__ import annotations
 import csv
 import io
 import zipfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
 from hpml.artifacts.interval import Interval
-from hpml.artifacts.measurements import (
-    ConcurrencyFigures,
-    EngineFigures,
-    EngineSettings,
-    MeasurementsSpec,
-    OutputComparison,
-    ScenarioFigures,
-)
+from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec, OutputComparison
 from hpml.core import regular_files
 from hpml.core.contract import Config
 from hpml.core.errors import ConfigInvalid
 from hpml.measuring.config import BenchmarkConfig, Quiet
+from hpml.measuring.resources import LaunchRecord
 
 if TYPE_CHECKING:
     from hpml.measuring.rounds import Rounds
-    from hpml.measuring.timed import Timed
 
 RECORD, SAMPLES, TABLE, PAGE = "bench.json", "samples.npz", "bench.csv", "bench.html"
 _LARGEST_SAMPLES = 2 * 1024**3  # bytes, unpacked
 _LARGEST_RECORD = 64 * 1024**2
-_RETIRED = ("requests_per_round", "images_per_round")
-_ELSEWHERE = "not measured: it runs on a server"
+_RETIRED = ("requests_per_round", "images_per_round", "scenario_backend")
 
 
-class SubjectRecord(Config):
-    """One subject: what it is, and what its launches told. Milliseconds, one entry a launch.
+class SubjectRecord(LaunchRecord):
+    """One subject: what it is, and what its launches told.
 
-    known: what was known of it without measuring, as fields of `EngineFigures`. device: "cpu", "cuda", or
-    "remote", a server's, of which only the time of its answers is measured.
+    known: what was known of it without measuring, as fields of `EngineFigures`.
     """
 
     kind: str
     known: dict[str, JsonValue]
-    device: str = "cpu"
-    settings: EngineSettings | None = None  # None of versions before
-    cold_start_ms: tuple[float, ...] = ()
-    load_ms: tuple[float, ...] = ()
-    peak_rss_bytes: int = 0
-    device_memory_bytes: int | None = None
-    energy_mj_per_request: tuple[float, ...] = ()
-    energy_source: str = ""
-    scenarios: tuple[ScenarioFigures, ...] = ()
-    concurrency: tuple[ConcurrencyFigures, ...] = ()
 
 
 class BenchRecord(Config):
@@ -74,9 +55,7 @@ class BenchRecord(Config):
     notes: tuple[str, ...] = ()  # what a reader of the figures should know
     subjects: dict[str, SubjectRecord]
     measurements: MeasurementsSpec
-    outputs: dict[str, OutputComparison] = Field(
-        default_factory=dict
-    )  # of each subject, beside the reference's
+    outputs: dict[str, OutputComparison] = Field(default_factory=dict)  # of each, beside the reference's
 
     @model_validator(mode="before")
     @classmethod
@@ -90,71 +69,19 @@ class BenchRecord(Config):
         return {**given, "config": {**kept, "quiet": limits}}
 
 
-def subject_record(name: str, kind: str, known: Mapping[str, Any], timed: Timed) -> SubjectRecord:
-    """What was told of the subject `name`. Of one that runs elsewhere, our own process tells nothing."""
-    launches, energy = timed.launches[name], timed.energy.get(name)
-    common: dict[str, Any] = {
-        "kind": kind,
-        "known": known,
-        "device": launches.device,
-        "settings": timed.settings[name],
-        "scenarios": timed.scenarios.get(name, ()),
-        "concurrency": timed.concurrency.get(name, ()),
-    }
-    if launches.device == "remote":
-        return SubjectRecord(**common, energy_source=_ELSEWHERE)
-    return SubjectRecord(
-        **common,
-        cold_start_ms=tuple(launches.cold_start_ms),
-        load_ms=tuple(launches.load_ms),
-        peak_rss_bytes=launches.peak_rss_bytes,
-        device_memory_bytes=launches.device_memory_bytes,
-        energy_mj_per_request=energy.mj_per_request if energy else (),
-        energy_source=energy.source if energy else "",
-    )
-
-
 def analysed(record: BenchRecord, rounds: Rounds) -> BenchRecord:
     """`record` with the figures that follow from `rounds`."""
-    from hpml.measuring.bench import Launches
-    from hpml.measuring.figures import timings
-    from hpml.measuring.paired import Batch1Analysis, pairs
-    from hpml.measuring.resources import Energy, resource_figures
+    from hpml.measuring.figures import engine_figures, timings
+    from hpml.measuring.paired import compared
 
     config, names = record.config, list(record.subjects)
-    conditions = record.measurements.conditions
-    timed = timings(rounds, config, names, fastest_fp32="", busy=conditions.busy)
-    engines = {}
-    for name, subject in record.subjects.items():
-        launches = Launches(
-            cold_start_ms=list(subject.cold_start_ms),
-            load_ms=list(subject.load_ms),
-            peak_rss_bytes=subject.peak_rss_bytes,
-            device_memory_bytes=subject.device_memory_bytes,
-        )
-        energy = Energy(subject.energy_mj_per_request, subject.energy_source)
-        resources = resource_figures(launches, energy, timed[name]["throughput"], config.price_per_hour)
-        known = "latency_ms_p50" in timed[name]
-        engines[name] = EngineFigures.model_validate(
-            {
-                "status": "measured" if known else "not measured",
-                "reason": "" if known else conditions.busy,
-                **subject.known,
-                **timed[name],
-                "settings": subject.settings,
-                "resources": resources,
-                "scenarios": subject.scenarios,
-                "concurrency": subject.concurrency,
-            }
-        )
-    at_1 = Batch1Analysis.of(rounds, names)
-    found = {
-        "engines": engines,
-        "pairs": pairs(rounds, names, precision=config.precision),
-        "states": at_1.states if rounds.states() else (),
-        "rounds": len(at_1.state),
-        "rounds_of_launches": tuple(at_1.launches),
+    busy = record.measurements.conditions.busy
+    timed = timings(rounds, config, names, fastest_fp32="", busy=busy)
+    engines = {
+        name: engine_figures(subject.known, timed[name], subject, config, busy)
+        for name, subject in record.subjects.items()
     }
+    found = {"engines": engines, **compared(rounds, names, precision=config.precision)}
     return record.model_copy(update={"measurements": record.measurements.model_copy(update=found)})
 
 
@@ -199,7 +126,7 @@ def read_again(folder: Path) -> BenchRecord:
 def _read_rounds(file: Path, record: BenchRecord) -> Rounds:
     from hpml.measuring.samples import read_samples
 
-    batches = sorted({1, *record.config.batch_sizes})
+    batches = record.config.timed_batches
     why = regular_files.problem(file)
     if why:
         raise ConfigInvalid(f"the samples in {file} cannot be read", why=f"it {why}")
@@ -256,16 +183,10 @@ def _rows(engine: EngineFigures) -> Iterator[tuple[str, int, str, Interval | Non
     for item in engine.throughput:
         yield "throughput", item.batch, "images/s", item.images_per_s, ""
     for scenario in engine.scenarios:
+        figure = f"{scenario.scenario} {scenario.metric}"
         unit = "ms" if scenario.metric.startswith("latency_ms") else "1/s"
-        yield (
-            f"{scenario.scenario} {scenario.metric}",
-            scenario.samples_per_query,
-            unit,
-            scenario.value,
-            scenario.reason,
-        )
-    if engine.resources:
-        costs = engine.resources
+        yield figure, scenario.samples_per_query, unit, scenario.value, scenario.reason
+    if costs := engine.resources:
         yield "cold_start", 1, "ms", costs.cold_start_ms, ""
         yield "load", 1, "ms", costs.load_ms, ""
         reason = "" if costs.energy_mj_per_request else costs.energy_source

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.metadata
 import os
 import shutil
 import sys
@@ -14,18 +13,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpml.artifacts.measurements import MeasurementsSpec, OutputComparison, OutputFigures
+from hpml.artifacts.measurements import OutputComparison
 from hpml.core import memory
 from hpml.core.atomic_files import new_folder_beside
 from hpml.core.contract import Events, Output, validate
 from hpml.core.errors import ConfigInvalid, GateFailed, Unavailable, UsageError, disk_full_explained
 from hpml.core.hardware import usable_cpus
 from hpml.measuring.config import BenchmarkConfig, Quiet
-from hpml.measuring.machine.environment import LIBRARIES
+from hpml.measuring.machine.environment import LIBRARIES, describe, versions
 from hpml.measuring.subjects import EngineSubject
 from hpml.pipelines.bench import record as records
 from hpml.pipelines.bench.measurable import Measurable, check_batches
-from hpml.pipelines.bench.record import BenchRecord
+from hpml.pipelines.bench.record import BenchRecord, SubjectRecord
 from hpml.pipelines.command_pages.bench import bench_page
 from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.run_record import RunRecord, StepRecord
@@ -33,7 +32,6 @@ from hpml.pipelines.engine.store import Store
 from hpml.pipelines.terminal import console
 from hpml.reporting.over_time import LatencyOverTime, read_over_time
 
-_BATCHES = (1, 8, 32)
 _POOL_ROWS = 64  # distinct samples that the requests cycle through, more where a batch needs more
 _POOL_BYTES = 256 * 1024**2  # of all of them together, at most
 _SHARE_OF_MEMORY = 0.5
@@ -82,7 +80,7 @@ def measure(
     Raises ConfigInvalid for options that cannot be met, Unavailable if a run of the workspace uses the
     machine, and StageFailed that names what crashed or answers wrongly.
     """
-    from hpml.measuring.machine.environment import describe
+    from hpml.measuring.outputs import compare_outputs
     from hpml.measuring.samples import write_samples
     from hpml.measuring.timed import time_subjects
 
@@ -95,34 +93,23 @@ def measure(
         _write_inputs(inputs, found, config)
         out = Output(Path(scratch), Path(scratch), threads=usable_cpus(), events=events)
         subjects = {name: item.subject for name, item in found.items()}
+        takes = {name: [tensor.array for tensor in item.signature.inputs] for name, item in found.items()}
         with _importable(found):
-            outputs = _compare_outputs(found, inputs, config, out)
-            timed = time_subjects(config, subjects, inputs, out)
+            outputs = compare_outputs(config, subjects, takes, inputs, out)
+            timed = time_subjects(config, subjects, inputs, environment, out)
         record = BenchRecord(
             id=bench_id,
             created_at=time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime()),
             command=tuple(command),
             config=config,
-            libraries=_libraries(),
+            libraries=versions(_LIBRARIES),
             notes=(*_notes(found), *not_finite(outputs)),
             outputs=outputs,
             subjects={
-                name: records.subject_record(name, item.subject.subject, item.known, timed)
+                name: SubjectRecord(kind=item.subject.subject, known=item.known, **dict(timed.told[name]))
                 for name, item in found.items()
             },
-            measurements=MeasurementsSpec(
-                reference=config.reference,
-                best_fp32="",
-                engines={},
-                rounds=0,  # as all that follows from the samples: see `analysed`
-                slice_ms=config.slice_ms,
-                threads=timed.threads,
-                seed=config.seed,
-                environment=environment,
-                harness_us_per_request=timed.harness_us_per_request,
-                conditions=timed.conditions,
-                incomplete=timed.incomplete,
-            ),
+            measurements=timed.measurements,  # the figures of the engines are not there yet: see `analysed`
         )
         record = records.analysed(record, timed.rounds)
         _write(place, record, lambda file: write_samples(file, timed.rounds, list(found), config))
@@ -182,19 +169,12 @@ def check_figures(options: BenchOptions) -> None:
 
 
 def _validated(fields: Mapping[str, Any], options: BenchOptions) -> BenchmarkConfig:
-    told = {
-        "rounds": options.rounds,
-        "launches": options.launches,
-        "threads": options.threads,
-        "time_budget_s": options.budget_s,
-        "precision": options.precision,
-        "price_per_hour": options.price_per_hour,
-    }
+    same_names = ("rounds", "launches", "threads", "precision", "price_per_hour")
+    told = {"time_budget_s": options.budget_s, **{name: getattr(options, name) for name in same_names}}
     given = {name: value for name, value in told.items() if value is not None}
     config: BenchmarkConfig = validate(BenchmarkConfig, {**fields, **given}, where="the command line")
-    unsupported_reason = config.unsupported_reason()
-    if unsupported_reason:
-        raise ConfigInvalid("this machine cannot do that", why=unsupported_reason)
+    if why := config.unsupported_reason():
+        raise ConfigInvalid("this machine cannot do that", why=why)
     return config
 
 
@@ -202,7 +182,7 @@ def _default_batches(found: Mapping[str, Measurable]) -> tuple[int, ...]:
     """1, 8 and 32; with something that takes one sample at a time, only that, which is said."""
     single = [name for name, item in found.items() if item.signature.batch == 1]
     if not single:
-        return _BATCHES
+        return 1, 8, 32
     console.err.print(f"only batch 1 is measured: {', '.join(single)} takes one at a time", markup=False)
     return (1,)
 
@@ -220,16 +200,6 @@ def _notes(found: Mapping[str, Measurable]) -> tuple[str, ...]:
     return (_NOTE_SERVER.format(names=" and ".join(servers)), _NOTE_SHARED) if servers else ()
 
 
-def _libraries() -> dict[str, str]:
-    versions = {}
-    for name in _LIBRARIES:
-        try:
-            versions[name] = importlib.metadata.version(name)
-        except importlib.metadata.PackageNotFoundError:
-            continue
-    return versions
-
-
 # ----------------------------------------------------------------------------------------- inputs and outputs
 
 
@@ -241,10 +211,8 @@ def _write_inputs(file: Path, found: Mapping[str, Measurable], config: Benchmark
     from hpml.measuring.subjects.tensors import write_arrays
 
     tensors = {tensor.array: tensor for item in found.values() for tensor in item.signature.inputs}
-    of_engines = {
-        tensor.array for item in found.values() if isinstance(item.subject, EngineSubject)
-        for tensor in item.signature.inputs
-    }  # fmt: skip
+    engines = [item for item in found.values() if isinstance(item.subject, EngineSubject)]
+    of_engines = {tensor.array for item in engines for tensor in item.signature.inputs}
     if len(of_engines) > 1:
         raise ConfigInvalid(
             "the engines do not take the same images", why=f"they take {' and '.join(sorted(of_engines))}"
@@ -282,39 +250,15 @@ def _importable(found: Mapping[str, Measurable]) -> Iterator[None]:
         os.environ[_IMPORT_PATHS] = before
 
 
-def _compare_outputs(
-    found: Mapping[str, Measurable], inputs: Path, config: BenchmarkConfig, out: Output
-) -> dict[str, OutputComparison]:
-    """What each answers to the same inputs, beside the reference; nothing where there is no other."""
-    from hpml.measuring.outputs import compare_outputs
-    from hpml.measuring.process.engine_process import GRACE_S
-
-    if len(found) == 1:
-        return {}
-    return compare_outputs(
-        {name: item.subject for name, item in found.items()},
-        inputs,
-        reference=config.reference,
-        takes={name: [tensor.array for tensor in item.signature.inputs] for name, item in found.items()},
-        threads=config.threads or out.threads,
-        reply_limit_s=config.time_budget_s + GRACE_S,
-        scratch=out.scratch,
-    )
-
-
 def not_finite(outputs: Mapping[str, OutputComparison]) -> tuple[str, ...]:
     """Which outputs hold numbers that are not finite, in words."""
-    return tuple(
-        f"{name} answers {_count_not_finite(one)} in {one.name!r}, of {one.numbers:,} numbers."
-        for name, comparison in outputs.items()
-        for one in comparison.outputs
-        if one.nan or one.infinite
-    )
-
-
-def _count_not_finite(one: OutputFigures) -> str:
-    counts = {"NaN": one.nan, "infinity": one.infinite}
-    return " and ".join(f"{kind} {count:,} times" for kind, count in counts.items() if count)
+    found = []
+    for name, comparison in outputs.items():
+        for one in comparison.outputs:
+            counts = {"NaN": one.nan, "infinity": one.infinite}
+            if said := " and ".join(f"{kind} {count:,} times" for kind, count in counts.items() if count):
+                found.append(f"{name} answers {said} in {one.name!r}, of {one.numbers:,} numbers.")
+    return tuple(found)
 
 
 def _new_place(place: Path) -> Path:
@@ -360,9 +304,11 @@ def page(record: BenchRecord, over_time: LatencyOverTime | None = None) -> str:
 
 def machine_facts() -> dict[str, str]:
     """What figures of this machine depend on, in words."""
-    from hpml.measuring.machine.environment import describe
+    return {**describe(), **_in_words(versions(_LIBRARIES))}
 
-    return {**describe(), **{f"{name} version": version for name, version in _libraries().items()}}
+
+def _in_words(libraries: Mapping[str, str]) -> dict[str, str]:
+    return {f"{name} version": version for name, version in libraries.items()}
 
 
 def facts(record: BenchRecord) -> dict[str, str]:
@@ -373,7 +319,7 @@ def facts(record: BenchRecord) -> dict[str, str]:
         "command": " ".join(record.command),
         "device": "; ".join(sorted(set(devices.values()))),
         **record.measurements.environment,
-        **{f"{name} version": version for name, version in record.libraries.items()},
+        **_in_words(record.libraries),
     }
 
 

@@ -67,10 +67,16 @@ def figures(**fields: Any) -> EngineFigures:
     )
 
 
+def measured(of_file: EngineFigures, name: str = "m.onnx") -> MeasurementsSpec:
+    return MeasurementsSpec(
+        reference=name, best_fp32="", engines={name: of_file}, rounds=1, threads=1, seed=0, environment={}
+    )
+
+
 def told_of(file: Path, tmp_path: Path, **sizes: int) -> tuple[EngineDiagnosis, list[str]]:
     found = measurable(str(file), Hints(tmp_path, sizes=sizes))
     assert isinstance(found.subject, OnnxSubject)
-    return diagnose_file._in_a_process(found.subject, found.signature, figures(), (), PEAKS, 1, 120)
+    return diagnose_file._in_a_process(found, measured(figures()), PEAKS, 120)
 
 
 @pytest.fixture(scope="module")
@@ -114,25 +120,17 @@ def test_a_file_that_never_answers_is_ended(tmp_path: Path) -> None:
         StageFailed,
         match=r"endless.onnx' failed while being profiled: it did not answer within its limit of 4 s",
     ):
-        diagnose_file._in_a_process(found.subject, found.signature, figures(), (), PEAKS, 1, 4)
+        diagnose_file._in_a_process(found, measured(figures()), PEAKS, 4)
 
 
 def test_what_was_not_measured_is_not_diagnosed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = write_image_model(tmp_path / "m.onnx", size=8)
     busy = "machine busy (26 of 645 slices were quiet)"
     update = {"status": "not measured", "reason": busy, "latency_ms_p50": None, "throughput": ()}
-    measured = MeasurementsSpec(
-        reference=str(file),
-        best_fp32="",
-        engines={str(file): figures().model_copy(update=update)},
-        rounds=1,
-        threads=2,
-        seed=0,
-        environment={},
-        incomplete=f"not measured: latency at batch 1: {busy}",
-    )
+    incomplete = {"incomplete": f"not measured: latency at batch 1: {busy}"}
+    spec = measured(figures().model_copy(update=update), str(file)).model_copy(update=incomplete)
     monkeypatch.setattr(
-        diagnose_file.bench, "measure", lambda *_, **__: (SimpleNamespace(measurements=measured), None)
+        diagnose_file.bench, "measure", lambda *_, **__: (SimpleNamespace(measurements=spec), None)
     )
     found, _ = diagnose_file.diagnose(tmp_path, file, {}, BenchOptions(), PlainWatcher(), limit_s=1)
     one = found.engines[str(file)]

@@ -44,6 +44,7 @@ benchmark:
   rounds: 7
   requests_per_round: 20
   images_per_round: 16
+  scenario_backend: loadgen
   quiet: {enforce: false, max_stolen: 0.03, max_drift: 1, max_disagreement: 1, max_others: 1}
 """
 
@@ -72,7 +73,7 @@ def test_retired_keys_do_nothing_and_are_said(tmp_path: Path, capsys: pytest.Cap
     plain = "data: digits\nbenchmark: {rounds: 7, quiet: {max_stolen: 0.03}}"
     assert found == recipe.load(write(tmp_path, plain)).recipe
     lines = capsys.readouterr().err.splitlines()
-    assert len(lines) == 4 and all(" no longer do" in line for line in lines)
+    assert len(lines) == 5 and all(" no longer do" in line for line in lines)
     slices = next(line for line in lines if line.startswith("benchmark.requests_per_round"))
     assert slices.startswith("benchmark.requests_per_round, benchmark.images_per_round no longer do anything")
     assert "benchmark.slice_ms" in slices

@@ -10,7 +10,6 @@ python -m hpml.measuring.machine.core_latency_probe DESCRIPTOR PARENT_PID is the
 
 from __future__ import annotations
 
-import math
 import mmap
 import os
 import signal
@@ -20,8 +19,7 @@ import time
 from collections.abc import Sequence
 from itertools import combinations
 from pathlib import Path
-from statistics import median
-from types import TracebackType
+from statistics import geometric_mean, median
 
 import hpml
 from hpml.core.errors import StageFailed
@@ -61,9 +59,7 @@ class CoreLatencyProbe:
         self.between(*self.pairs[0])  # the first one starts an interpreter
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         if self._process:
             self._process.kill()
             self._process.communicate()
@@ -73,7 +69,7 @@ class CoreLatencyProbe:
         """The geometric mean over the pairs, now; None with one CPU."""
         if not self.pairs:
             return None
-        return math.exp(sum(math.log(self.between(*pair)) for pair in self.pairs) / len(self.pairs))
+        return geometric_mean(self.between(*pair) for pair in self.pairs)
 
     def between(self, one: int, other: int) -> float:
         """The nanoseconds of a round trip between two CPUs, now.

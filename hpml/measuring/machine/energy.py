@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import nullcontext
 from pathlib import Path
 
-from hpml.measuring.bench import Bench, Disturbed
+from hpml.measuring.bench import Bench, Unmeasured
 from hpml.measuring.machine import gpu
-from hpml.measuring.resources import Energy
 
 RAPL = Path("/sys/class/powercap")
 _SLICES = 5
@@ -16,18 +16,14 @@ _SLICE_S = 0.5  # the counters move in steps of a millisecond (RAPL) to some ten
 Counter = Callable[[], float]  # millijoules
 
 
-def measure_energy(bench: Bench) -> dict[str, Energy]:
-    """The energy of requests at batch 1 of each engine: what the whole package or GPU used meanwhile."""
-    counters = {name: _counter(bench.launches[name].device) for name in bench.names}
-    if all(counter is None for counter, _ in counters.values()):
-        return {name: Energy((), f"not measured: {reason}") for name, (_, reason) in counters.items()}
-    with bench.launched():
-        return {
-            name: _of_engine(bench, name, counter, source)
-            if counter
-            else Energy((), f"not measured: {source}")
-            for name, (counter, source) in counters.items()
-        }
+def measure_energy(bench: Bench) -> None:
+    """Take note of the energy of requests at batch 1 of each engine: what the whole package or GPU used."""
+    counters = {name: _counter(launches.device) for name, launches in bench.launches.items()}
+    with bench.launched() if any(counter for counter, _ in counters.values()) else nullcontext():
+        for name, (counter, source) in counters.items():
+            launches = bench.launches[name]
+            launches.energy_source = source if counter else f"not measured: {source}"
+            launches.energy_mj_per_request = _of_engine(bench, name, counter) if counter else []
 
 
 def _counter(device: str) -> tuple[Counter | None, str]:
@@ -37,7 +33,8 @@ def _counter(device: str) -> tuple[Counter | None, str]:
     return gpu_counter() if device == "cuda" else rapl_counter(RAPL)
 
 
-def _of_engine(bench: Bench, name: str, counter: Counter, source: str) -> Energy:
+def _of_engine(bench: Bench, name: str, counter: Counter) -> list[float]:
+    """Millijoules a request, one value a slice."""
     values: list[float] = []
     for _ in range(_SLICES):
         dropped, begun_mj = bench.watch.dropped, counter()
@@ -45,13 +42,13 @@ def _of_engine(bench: Bench, name: str, counter: Counter, source: str) -> Energy
             reply = bench.run_until_undisturbed(
                 name, "run_for", "having its energy counted", batch=1, seconds=_SLICE_S
             )
-        except Disturbed:
+        except Unmeasured:
             break
         used_mj = counter() - begun_mj
         # A slice that had to be repeated holds the energy of both, a counter that ran over tells nothing.
         if bench.watch.dropped == dropped and used_mj > 0:
             values.append(used_mj / reply["requests"])
-    return Energy(tuple(values), source)
+    return values
 
 
 def gpu_counter() -> tuple[Counter | None, str]:

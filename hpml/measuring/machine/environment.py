@@ -6,6 +6,7 @@ import importlib.metadata
 import os
 import platform
 import time
+from collections.abc import Iterable
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,18 +50,19 @@ def describe() -> dict[str, str]:
         "cpu_governor": _read("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor") or "not known",
         "cpus_of_the_affinity_mask": ",".join(str(cpu) for cpu in sorted(os.sched_getaffinity(0))),
         "memory_limit": f"{limit / 1e9:.1f} GB" if limit else "none",
-        **_versions(),
+        **versions(LIBRARIES),
         "load_average_1_min": f"{os.getloadavg()[0]:.2f}",
         "cpu_pressure_10_s_before": _read(_PRESSURE).partition(" avg60")[0] or "not known",
     }
 
 
-def _versions() -> dict[str, str]:
-    versions = {}
-    for library in LIBRARIES:
+def versions(libraries: Iterable[str]) -> dict[str, str]:
+    """Those of the libraries that are installed."""
+    found = {}
+    for library in libraries:
         with suppress(importlib.metadata.PackageNotFoundError):
-            versions[library] = importlib.metadata.version(library)
-    return versions
+            found[library] = importlib.metadata.version(library)
+    return found
 
 
 def _read(path: str) -> str:

@@ -6,11 +6,14 @@ the density of the logarithms that a valley of half its height separates from th
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
+
+from hpml.artifacts.core_state import CoreState
+from hpml.artifacts.interval import Interval
 
 _BANDWIDTH = 0.08  # of the logarithm: probes of one state differ by some 10 %, states by 100 %
 _VALLEY = 0.5  # of the lower of the two peaks beside it, at most
@@ -31,15 +34,24 @@ class States:
         between = ["middle", *(f"middle {number}" for number in range(2, len(self.edges_ns)))]
         return ("near", *between[: len(self.edges_ns) - 1], "far") if self.edges_ns else ("",)
 
-    @cached_property
-    def spans(self) -> tuple[tuple[float, float], ...]:
-        """The middle 95 % of the probes of each, in nanoseconds."""
-        index = self.of(self.round_trip_ns)
-        quantiles = (
-            np.quantile(self.round_trip_ns[index == state], (0.025, 0.975))
-            for state in range(len(self.names))
-        )
-        return tuple((float(low), float(high)) for low, high in quantiles)
+    def described(self, seconds: Sequence[float]) -> tuple[CoreState, ...]:
+        """The states as artifacts carry them: the median of the probes of each, and the middle 95 %.
+
+        seconds: how long each of them was seen.
+        """
+        index, total = self.of(self.round_trip_ns), sum(seconds)
+        described = []
+        for state, name in enumerate(self.names):
+            low, value, high = np.quantile(self.round_trip_ns[index == state], (0.025, 0.5, 0.975)).tolist()
+            described.append(
+                CoreState(
+                    name=name,
+                    round_trip_ns=Interval(value=value, low=low, high=high),
+                    share=seconds[state] / total if total else 1 / len(seconds),
+                    seconds=seconds[state],
+                )
+            )
+        return tuple(described)
 
     def of(self, round_trip_ns: NDArray[np.float64]) -> NDArray[np.int64]:
         """The index of the state of each probe."""

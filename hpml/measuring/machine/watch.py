@@ -15,7 +15,7 @@ import math
 import os
 import time
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -113,20 +113,15 @@ class Watch:
 
     def disturbances_outside(self, seen: Slice) -> list[str]:
         """Those that do not show in the run queues of the engine's threads."""
-        found = []
-        if seen.stolen > self.limits.max_stolen:
-            found.append(STOLEN)
-        if seen.throttled > 0:
-            found.append(THROTTLED)
-        return found
+        happened = {STOLEN: seen.stolen > self.limits.max_stolen, THROTTLED: seen.throttled > 0}
+        return [cause for cause, has_happened in happened.items() if has_happened]
 
-    def count(self, slices: int, causes: Iterable[str]) -> None:
+    def count(self, slices: int, causes: Sequence[str]) -> None:
         """Count slices that were timed; they do not count where there are causes."""
         self.slices += slices
-        found = list(causes)
-        if found:
+        if causes:
             self.dropped += slices
-            self.causes.update(dict.fromkeys(found, slices))
+            self.causes.update(dict.fromkeys(causes, slices))
 
 
 def waited_for_others_ns(waited: Waited) -> int:
@@ -183,15 +178,8 @@ def _waits(readings: Sequence[tuple[int, Waited]], max_waited: float) -> Iterato
     for index, (before_ns, after_ns, told) in enumerate(steps):
         waited_ns = waited_for_others_ns(told)
         if waited_ns > max_waited * (after_ns - before_ns):
-            ran_until_ns = next(
-                (
-                    end_ns
-                    for begin_ns, end_ns, step in reversed(steps[:index])
-                    if _ran(end_ns - begin_ns, step)
-                ),
-                0,
-            )
-            yield max(before_ns - waited_ns, ran_until_ns), after_ns
+            ran_until_ns = [end for begin, end, step in steps[:index] if _ran(end - begin, step)]
+            yield max(before_ns - waited_ns, *ran_until_ns[-1:], 0), after_ns
 
 
 def _ran(took_ns: int, step: Waited) -> bool:

@@ -10,7 +10,6 @@ import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 
 import hpml
@@ -29,11 +28,10 @@ class EngineProcess:
     """A process for one engine. Use it as a context: on the way out the process is killed and reaped.
 
     name: the engine's, for messages. log: where the process writes its stdout and stderr. reply_limit_s: what
-    one answer may take. memory_bytes: what the process may take, by default most of what is available.
-    worker: the module that it runs. tells_all: its errors for users say what failed, which need not be the
-    engine, so nothing goes in front of them. sleeps: it is stopped (SIGSTOP) while it has no request. The
-    threads of ONNX Runtime's pools spin for 20 to 40 ms after their last request, those of OpenMP for some
-    ms: they would take a CPU from the engine whose turn is next.
+    one answer may take. worker: the module that it runs. tells_all: its errors for users say what failed,
+    which need not be the engine, so nothing goes in front of them. sleeps: it is stopped (SIGSTOP) while it
+    has no request. The threads of ONNX Runtime's pools spin for 20 to 40 ms after their last request, those
+    of OpenMP for some ms: they would take a CPU from the engine whose turn is next.
     """
 
     def __init__(
@@ -42,7 +40,6 @@ class EngineProcess:
         log: Path,
         *,
         reply_limit_s: float = REPLY_LIMIT_S,
-        memory_bytes: int | None = None,
         worker: str = "hpml.measuring.process.worker",
         tells_all: bool = False,
         sleeps: bool = False,
@@ -50,21 +47,13 @@ class EngineProcess:
         self._tells_all, self._sleeps = tells_all, sleeps
         self.name, self._log, self._reply_limit_s = name, log, reply_limit_s
         # A GPU's driver maps more memory than it uses.
-        if memory_bytes is None and not hardware.gpu_names():
-            memory_bytes = int(_SHARE_OF_MEMORY * memory.available_bytes())
-        self._memory_bytes = memory_bytes
+        self._memory_bytes = 0 if hardware.gpu_names() else int(_SHARE_OF_MEMORY * memory.available_bytes())
         self._doing = "starting"
         self._channel, far_end = multiprocessing.Pipe()
         with far_end, log.open("wb") as output:
+            numbers = far_end.fileno(), os.getpid(), self._memory_bytes
             self._process = subprocess.Popen(
-                [
-                    sys.executable,
-                    "-m",
-                    worker,
-                    str(far_end.fileno()),
-                    str(os.getpid()),
-                    str(memory_bytes or 0),
-                ],
+                [sys.executable, "-m", worker, *map(str, numbers)],
                 cwd=Path(hpml.__file__).parents[1],
                 env=users_environment(),
                 pass_fds=[far_end.fileno()],
@@ -76,9 +65,7 @@ class EngineProcess:
     def __enter__(self) -> EngineProcess:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self._process.kill()
         self._process.wait()
         self._channel.close()
@@ -140,16 +127,16 @@ class EngineProcess:
 
     def _memory_in_words(self, why: str) -> str:
         """The memory that the process had, where what it said is that it got no more."""
-        if self._memory_bytes is None or not any(sign in why for sign in _OUT_OF_MEMORY):
+        if not self._memory_bytes or not any(sign in why for sign in _OUT_OF_MEMORY):
             return ""
         return f" (its process may take {self._memory_bytes / 1e9:.3g} GB)"
 
     def _cause_of_death(self) -> str:
         status = self._process.wait()
-        if status < 0:
-            cause = f"its process was killed by {signal.Signals(-status).name}"
-        else:
-            cause = f"its process ended with status {status}"
+        ended = (
+            f"was killed by {signal.Signals(-status).name}" if status < 0 else f"ended with status {status}"
+        )
+        cause = f"its process {ended}"
         if status == -signal.SIGKILL:
             cause += ", which is also how the kernel ends a process when memory runs out"
         lines = self._log.read_text(errors="replace").split("\n")

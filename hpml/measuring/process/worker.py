@@ -7,10 +7,11 @@ that is timed), and dies with its parent.
 from __future__ import annotations
 
 import gc
+import inspect
 import itertools
 import time
 from array import array
-from collections.abc import Callable, Iterable, Iterator, Mapping, MutableSequence
+from collections.abc import Callable, Iterator, Mapping, MutableSequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -57,16 +58,14 @@ class Engine:
         opened.predict(_requests(opened, arrays, 1)[0])
         answered_ns = time.perf_counter_ns()
         chosen.check(opened)
-        self._predict: Predict = opened.predict
-        self._outputs, self._arrays = opened.outputs, arrays
-        self._stream = opened.stream
-        self._thread_safe = opened.thread_safe
+        self._opened, self._predict, self._arrays = opened, opened.predict, arrays
         self._clients = ThreadPoolExecutor(_MOST_CLIENTS)  # starts threads when they are first needed
-        self._inputs = _Inputs(opened, arrays, batch_sizes)
+        self._inputs = _Inputs(opened, arrays)
+        prepared = [self._inputs[batch] for batch in batch_sizes]  # before anything is timed
         return {
             "load_ms": (loaded_ns - begun_ns) / 1e6,
             "answered_ns": answered_ns,
-            "harness_us_per_request": _harness_us(self._inputs[batch_sizes[0]]),
+            "harness_us_per_request": _harness_us(prepared[0]),
             "device": opened.device,
         }
 
@@ -90,12 +89,11 @@ class Engine:
         On a GPU also the milliseconds between two events on the engine's stream, around each prediction.
         """
         with RunQueue() as queue:
-            started_ns, finished_ns, readings = time_requests(
-                self._predict, self._inputs[batch], requests, queue
-            )
-        device_ms: list[float] = []
-        if self._stream is not None:
-            device_ms = _device_ms(self._predict, self._inputs[batch], requests, self._stream)
+            timed = time_requests(self._predict, self._inputs[batch], requests, queue)
+        started_ns, finished_ns, readings = timed
+        stream, device_ms = self._opened.stream, []
+        if stream is not None:
+            device_ms = _device_ms(self._predict, self._inputs[batch], requests, stream)
         return {
             "started_ns": started_ns.tolist(),
             "finished_ns": finished_ns.tolist(),
@@ -138,21 +136,16 @@ class Engine:
         """Clients at once; see `hpml.measuring.scenarios.workload`."""
         from hpml.measuring.scenarios import workload
 
-        predict = self._predict if self._thread_safe else workload.one_at_a_time(self._predict)
+        predict = self._predict if self._opened.thread_safe else workload.one_at_a_time(self._predict)
         timed = list(itertools.islice(self._inputs[1], requests))
         return workload.closed_loop(predict, timed, clients, self._clients)
-
-    def loadgen(self, batch: int, **arguments: Any) -> dict[str, Any]:
-        """Queries issued by MLPerf's loadgen; see `hpml.measuring.scenarios.loadgen`."""
-        from hpml.measuring.scenarios import loadgen
-
-        return loadgen.issue(self._predict, self._inputs.distinct(batch), batch=batch, **arguments)
 
     def outputs(self, requests: int, seconds: float, file: str) -> dict[str, Any]:
         """Write what it answers to so many requests at batch 1; see `hpml.measuring.outputs`."""
         from hpml.measuring import outputs
 
-        return outputs.write(self._outputs, self._arrays, Path(file), requests=requests, seconds=seconds)
+        own = self._opened.outputs
+        return outputs.write(own, self._arrays, Path(file), requests=requests, seconds=seconds)
 
     def memory(self) -> dict[str, Any]:
         """The largest resident set of this process so far; None where the system does not tell it."""
@@ -160,21 +153,15 @@ class Engine:
 
 
 class _Inputs(dict[int, Iterator[Any]]):
-    """Endless requests of each batch size; those of `batch_sizes` are made at once, others when wanted."""
+    """Endless requests of each batch size, made when they are first wanted."""
 
-    def __init__(
-        self, opened: Opened, arrays: Mapping[str, NDArray[Any]], batch_sizes: Iterable[int]
-    ) -> None:
-        self._opened, self._arrays = opened, arrays
-        super().__init__({batch: itertools.cycle(self.distinct(batch)) for batch in batch_sizes})
+    def __init__(self, opened: Opened, arrays: Mapping[str, NDArray[Any]]) -> None:
+        super().__init__()
+        self._opened, self._predict, self._arrays = opened, opened.predict, arrays
 
     def __missing__(self, batch: int) -> Iterator[Any]:
-        self[batch] = itertools.cycle(self.distinct(batch))
+        self[batch] = itertools.cycle(_requests(self._opened, self._arrays, batch))
         return self[batch]
-
-    def distinct(self, batch: int) -> list[Any]:
-        """The requests before they repeat."""
-        return _requests(self._opened, self._arrays, batch)
 
 
 def time_requests(
@@ -258,25 +245,12 @@ def _requests(opened: Opened, arrays: Mapping[str, NDArray[Any]], batch: int) ->
     ]
 
 
-def main() -> None:
+def main(engine: Engine) -> None:
     """Be the process of one engine."""
     gc.disable()  # a collection in the middle of a request would be measured as the engine's
-    engine = Engine()
-    serve(
-        {
-            "load": engine.load,
-            "warm_up": engine.warm_up,
-            "time": engine.time,
-            "run_for": engine.run_for,
-            "one_by_one": engine.one_by_one,
-            "by_arrival": engine.by_arrival,
-            "closed_loop": engine.closed_loop,
-            "loadgen": engine.loadgen,
-            "outputs": engine.outputs,
-            "memory": engine.memory,
-        }
-    )
+    methods = inspect.getmembers(engine, inspect.ismethod)
+    serve({name: method for name, method in methods if not name.startswith("_")})
 
 
 if __name__ == "__main__":
-    main()
+    main(Engine())

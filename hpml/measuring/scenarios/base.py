@@ -3,24 +3,29 @@
 from __future__ import annotations
 
 import itertools
-import time
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Generic, NamedTuple, TypeVar
 
-from hpml.artifacts.measurements import ScenarioFigures, ScenarioName
-from hpml.measuring.bench import Bench, Disturbed
+from hpml.artifacts.measurements import ConcurrencyFigures, ScenarioFigures, ScenarioName
+from hpml.measuring.bench import Bench, Unmeasured
 from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.rounds import round_orders
-from hpml.measuring.scenarios.backends import Backend, WorkerRequest
 
 ROUNDS = 7  # from fewer the intervals are much wider: Student's t has two degrees of freedom less than rounds
 _TRIAL_REQUESTS, _TRIAL_S = 6, 0.1  # a trial ends with whichever comes first
 
 
-class Unmeasured(Exception):
-    """Why there is no figure: the machine was disturbed, or the time is over."""
+Figures = TypeVar("Figures", ScenarioFigures, ConcurrencyFigures)
+
+
+class WorkerRequest(NamedTuple):
+    """What a worker is asked: one of its methods with arguments. at_once: requests at the same time."""
+
+    do: str
+    arguments: dict[str, Any]
+    at_once: int = 1
 
 
 @dataclass(frozen=True)
@@ -28,42 +33,46 @@ class Session:
     """What a scenario is run with.
 
     latency_ms: of each engine and batch size, roughly: by it, the queries of a slow engine are bounded.
-    longest_s: what one scenario may take of one engine.
     """
 
     bench: Bench
-    backend: Backend
     latency_ms: Mapping[str, Mapping[int, float]]
-    longest_s: float
 
     def affordable(self, latency_ms: float) -> int:
         """How many queries that take so long each fit into the time."""
-        return int(1e3 * self.longest_s / latency_ms)
+        return int(1e3 * self.bench.config.scenario_seconds / latency_ms)
 
     def not_enough(self, queries: int, needed: int) -> str:
         """Why a percentile cannot be quoted of an engine that is too slow."""
-        return f"not enough samples: {queries} of {needed} in {self.longest_s:g} s"
+        return f"not enough samples: {queries} of {needed} in {self.bench.config.scenario_seconds:g} s"
 
 
-class Scenario(ABC):
-    """One way in which queries come, and what is measured then."""
-
-    name: ScenarioName
-    metric: str
-    samples_per_query: int = 1
+class Load(ABC, Generic[Figures]):
+    """One way in which requests come, and what is measured then."""
 
     @abstractmethod
-    def measure(self, session: Session) -> dict[str, ScenarioFigures]:
+    def measure(self, session: Session) -> dict[str, Figures]:
         """The figures of every engine.
 
         Raises Unmeasured if the machine or the time does not allow any.
         """
 
+    @abstractmethod
+    def unmeasured(self, config: BenchmarkConfig, reason: str) -> Figures:
+        """Figures without a value, and why."""
+
+
+class Scenario(Load[ScenarioFigures]):
+    """A scenario of MLPerf."""
+
+    name: ScenarioName
+    metric: str
+    samples_per_query: int = 1
+
     def unmeasured(self, config: BenchmarkConfig, reason: str = "") -> ScenarioFigures:
         """Figures without a value, and why."""
         return ScenarioFigures(
             scenario=self.name,
-            backend="loadgen" if config.scenario_backend == "loadgen" else "ours",
             metric=self.metric,
             samples_per_query=self.samples_per_query,
             reason=reason,
@@ -75,12 +84,9 @@ def ask(bench: Bench, name: str, asked: WorkerRequest, doing: str) -> dict[str, 
 
     Raises Unmeasured when the time budget is over.
     """
-    if time.monotonic() > bench.deadline_s:
+    if bench.is_over:
         raise Unmeasured("the time budget was over")
-    try:
-        return bench.run_until_undisturbed(name, asked.do, doing, at_once=asked.at_once, **asked.arguments)
-    except Disturbed as error:
-        raise Unmeasured(f"disturbed: {error.what}") from None
+    return bench.run_until_undisturbed(name, asked.do, doing, at_once=asked.at_once, **asked.arguments)
 
 
 def in_rounds(

@@ -7,8 +7,7 @@ import math
 import numpy as np
 
 from hpml.artifacts.measurements import ScenarioFigures, ScenarioName
-from hpml.measuring.bench import batch_sizes
-from hpml.measuring.scenarios.base import ROUNDS, Scenario, Session, in_rounds
+from hpml.measuring.scenarios.base import ROUNDS, Scenario, Session, WorkerRequest, in_rounds
 from hpml.measuring.statistics import rate
 
 _QUERY_S = 0.05  # about how long the query of a round takes; one batch of a slow engine takes longer
@@ -26,7 +25,7 @@ class Offline(Scenario):
         for name in session.bench.names:
             best[name] = _best_batch(session, name)
             batches[name] = math.ceil(1e3 * _QUERY_S / session.latency_ms[name][best[name]])
-            asked[name] = session.backend.all_at_once(batch=best[name], batches=batches[name])
+            asked[name] = WorkerRequest("one_by_one", {"batch": best[name], "requests": batches[name]})
         figures = {}
         for name, replies in in_rounds(session.bench, asked, "answering Offline").items():
             samples = best[name] * batches[name]
@@ -43,4 +42,4 @@ class Offline(Scenario):
 def _best_batch(session: Session, name: str) -> int:
     """The batch size with the least time a sample in the trials."""
     latency_ms = session.latency_ms[name]
-    return min(batch_sizes(session.bench.config), key=lambda batch: latency_ms[batch] / batch)
+    return min(session.bench.config.timed_batches, key=lambda batch: latency_ms[batch] / batch)

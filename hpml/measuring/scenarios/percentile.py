@@ -1,4 +1,7 @@
-"""A percentile of the latency of queries of which each is issued when the last is answered."""
+"""A percentile of the latency of queries of which each is issued when the last is answered.
+
+SingleStream has one sample a query, and p90; MultiStream has eight, and p99.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +9,9 @@ import math
 
 import numpy as np
 
-from hpml.artifacts.measurements import ScenarioFigures
-from hpml.measuring.scenarios import early_stopping
-from hpml.measuring.scenarios.base import ROUNDS, Scenario, Session, in_rounds
-from hpml.measuring.statistics import quantile, samples_needed
+from hpml.artifacts.measurements import ScenarioFigures, ScenarioName
+from hpml.measuring.scenarios.base import ROUNDS, Scenario, Session, WorkerRequest, in_rounds
+from hpml.measuring.statistics import early_stopping_bound, quantile, samples_needed
 
 
 class LatencyPercentile(Scenario):
@@ -31,17 +33,34 @@ class LatencyPercentile(Scenario):
             if affordable < needed:
                 figures[name] = self.unmeasured(config, session.not_enough(affordable, needed))
                 continue
-            asked[name] = session.backend.one_by_one(
-                self.name,
-                samples_per_query=self.samples_per_query,
-                queries=math.ceil(max(needed, min(self.queries, affordable)) / ROUNDS),
-            )
+            queries = math.ceil(max(needed, min(self.queries, affordable)) / ROUNDS)
+            arguments = {"batch": self.samples_per_query, "requests": queries}
+            asked[name] = WorkerRequest("one_by_one", arguments)
         for name, replies in in_rounds(session.bench, asked, f"answering {self.name}").items():
             latency_ms = np.asarray([reply["latency_ns"] for reply in replies]) / 1e6
             found = {
                 "value": quantile(latency_ms, self.level),
                 "queries": latency_ms.size,
-                "early_stopping_ms": early_stopping.bound(latency_ms.ravel().tolist(), self.level),
+                "early_stopping_ms": early_stopping_bound(latency_ms.ravel().tolist(), self.level),
             }
             figures[name] = self.unmeasured(config).model_copy(update=found)
         return figures
+
+
+class SingleStream(LatencyPercentile):
+    """p90 needs 64 queries; they are cheap, and more make a narrower interval."""
+
+    name: ScenarioName = "SingleStream"
+    metric = "latency_ms_p90"
+    level = 0.9
+    queries = 210
+
+
+class MultiStream(LatencyPercentile):
+    """No more queries than p99 needs: eight samples take long."""
+
+    name: ScenarioName = "MultiStream"
+    metric = "latency_ms_p99"
+    samples_per_query = 8
+    level = 0.99
+    queries = samples_needed(0.99)

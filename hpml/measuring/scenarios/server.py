@@ -13,11 +13,11 @@ import numpy as np
 
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import ScenarioFigures, ScenarioName
+from hpml.measuring.bench import Unmeasured
 from hpml.measuring.config import BenchmarkConfig
-from hpml.measuring.scenarios.base import Scenario, Session, Unmeasured, ask
+from hpml.measuring.scenarios.base import Scenario, Session, WorkerRequest, ask
 from hpml.measuring.scenarios.bisection import PRECISION, Bisection
-from hpml.measuring.scenarios.early_stopping import allowed_overlatencies
-from hpml.measuring.statistics import samples_needed
+from hpml.measuring.statistics import allowed_overlatencies, samples_needed
 
 _LEVEL = 0.99
 _TRIALS = 4  # about as many are needed where p99 is within the bound at a fair load
@@ -93,10 +93,11 @@ class Server(Scenario):
 
 def _search(session: Session, name: str) -> _Search:
     """Nothing is searched where one query alone takes too long, or so long that the time is not enough."""
-    latency_ms, bound_ms = session.latency_ms[name][1], session.bench.config.server_latency_bound_ms
+    config, latency_ms = session.bench.config, session.latency_ms[name][1]
+    bound_ms = config.server_latency_bound_ms
     search = _Search(
         bisection=Bisection(ceiling=1e3 / latency_ms),
-        seconds=2 * max(session.longest_s, _TRIALS * _least_trial_s(bound_ms)),
+        seconds=2 * max(config.scenario_seconds, _TRIALS * _least_trial_s(bound_ms)),
         bound_ms=bound_ms,
     )
     needed, affordable = samples_needed(_LEVEL), session.affordable(_TRIALS * latency_ms)
@@ -125,13 +126,14 @@ def _try_next(session: Session, name: str, search: _Search) -> None:
         return
     queries = search.queries_at(rate)
     allowed = allowed_overlatencies(queries, _LEVEL)
-    asked = session.backend.by_arrival(
-        queries_per_s=rate,
-        queries=queries,
-        bound_ms=search.bound_ms,
-        allowed=allowed,
-        seed=session.bench.config.seed,
-    )
+    arguments = {
+        "requests_per_s": rate,
+        "requests": queries,
+        "bound_ms": search.bound_ms,
+        "allowed": allowed,
+        "seed": session.bench.config.seed,
+    }
+    asked = WorkerRequest("by_arrival", arguments)
     reply = ask(session.bench, name, asked, f"serving {rate:.3g} queries per second")
     search.seconds -= queries / rate
     late = sum(latency_ns > search.bound_ms * 1e6 for latency_ns in reply["latency_ns"])

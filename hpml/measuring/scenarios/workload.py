@@ -6,7 +6,7 @@ import itertools
 import threading
 import time
 from array import array
-from collections.abc import Callable, Iterator, MutableSequence, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
@@ -74,6 +74,7 @@ def closed_loop(
     started_ns, finished_ns = (array("q", bytes(8 * len(requests))) for _ in range(2))
     tickets = itertools.count()  # `next` on it is atomic
     together = threading.Barrier(clients)
+    clock, last = time.perf_counter_ns, len(requests)
 
     def client() -> None:
         try:
@@ -82,7 +83,10 @@ def closed_loop(
         except BaseException:
             together.abort()
             raise
-        _work(predict, requests, tickets, started_ns, finished_ns)
+        while (ticket := next(tickets)) < last:
+            started_ns[ticket] = clock()
+            predict(requests[ticket])
+            finished_ns[ticket] = clock()
 
     futures = [threads.submit(client) for _ in range(clients)]
     errors = [error for future in futures if (error := future.exception()) is not None]
@@ -104,20 +108,6 @@ def one_at_a_time(predict: Predict) -> Predict:
             return predict(request)
 
     return wait_and_predict
-
-
-def _work(
-    predict: Predict,
-    requests: Sequence[Any],
-    tickets: Iterator[int],
-    started_ns: MutableSequence[int],
-    finished_ns: MutableSequence[int],
-) -> None:
-    clock, last = time.perf_counter_ns, len(requests)
-    while (ticket := next(tickets)) < last:
-        started_ns[ticket] = clock()
-        predict(requests[ticket])
-        finished_ns[ticket] = clock()
 
 
 def settle(predict: Predict, request: Any) -> None:

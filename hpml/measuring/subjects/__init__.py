@@ -1,4 +1,4 @@
-"""What can be measured. A subject is one file here and one row of SUBJECTS.
+"""What can be measured. A subject is one file here and one name in AnySubject.
 
 A worker gets the subject's config and opens it in its own process. Importing this imports neither torch
 nor another runtime.
@@ -6,7 +6,7 @@ nor another runtime.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Annotated, Union
+from typing import Annotated
 
 from pydantic import Discriminator
 
@@ -17,24 +17,11 @@ from hpml.measuring.subjects.onnx import OnnxSubject
 from hpml.measuring.subjects.server import ServerSubject
 from hpml.measuring.subjects.torch import TorchSubject
 
-SUBJECTS: dict[str, type[Subject]] = {
-    "engine": EngineSubject,
-    "bundle": BundleSubject,
-    "onnx": OnnxSubject,
-    "torch": TorchSubject,
-    "server": ServerSubject,
-}
-
-if TYPE_CHECKING:
-    AnySubject = Subject
-else:
-    AnySubject = Annotated[
-        Union[tuple(SUBJECTS.values())],  # noqa: UP007
-        Discriminator("subject"),
-    ]
+AnySubject = Annotated[
+    EngineSubject | BundleSubject | OnnxSubject | TorchSubject | ServerSubject, Discriminator("subject")
+]
 
 __all__ = [
-    "SUBJECTS",
     "AnySubject",
     "BundleSubject",
     "EngineSubject",

@@ -9,9 +9,9 @@ from __future__ import annotations
 import http.client
 import json
 import re
-import ssl
 import threading
 from collections.abc import Mapping
+from contextlib import closing
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
 
@@ -67,17 +67,15 @@ class ServerSubject(FromOutside):
 
         Raises Unavailable if the server does not answer, or not by the protocol.
         """
-        with _Connection(self) as connection:
+        with closing(_Connection(self)) as connection:
             told = connection.get_json(self.path)
         where = f"{self.url}{self.path}"
         try:
-            inputs = [
-                (str(item["name"]), str(item["datatype"]), list(item["shape"])) for item in told["inputs"]
-            ]
-            named = [
-                tensor_of(where, name, position, _DATA_TYPES.get(datatype, datatype), shape, sizes)
-                for position, (name, datatype, shape) in enumerate(inputs)
-            ]
+            named = []
+            for position, item in enumerate(told["inputs"]):
+                datatype, shape = str(item["datatype"]), list(item["shape"])
+                dtype = _DATA_TYPES.get(datatype, datatype)
+                named.append(tensor_of(where, str(item["name"]), position, dtype, shape, sizes))
         except (KeyError, TypeError) as error:
             raise Unavailable(
                 f"{where} does not say what it takes", why=f"its metadata lacks {error}"
@@ -102,7 +100,7 @@ class ServerSubject(FromOutside):
         path = f"{self.path}/infer"
 
         def predict(request: Request) -> bytes:
-            return connection().ask("POST", path, request.body, request.headers).body
+            return connection().ask("POST", path, request.body, request.headers)
 
         def request(arrays: Arrays) -> Request:
             return (_binary if binary else _json)(self, arrays)
@@ -120,12 +118,11 @@ class ServerSubject(FromOutside):
         import numpy as np
 
         try:
-            return {
-                str(output["name"]): np.array(output["data"], _DATA_TYPES[output["datatype"]]).reshape(
-                    output["shape"]
-                )
-                for output in json.loads(body)["outputs"]
-            }
+            found = {}
+            for output in json.loads(body)["outputs"]:
+                array = np.array(output["data"], _DATA_TYPES[output["datatype"]])
+                found[str(output["name"])] = array.reshape(output["shape"])
+            return found
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError):
             raise Unavailable(
                 f"{self.url}{self.path} does not answer by the protocol", why="its outputs are no arrays"
@@ -215,11 +212,6 @@ def _head(name: str, array: Any) -> dict[str, Any]:
 # --------------------------------------------------------------------------------------------- the connection
 
 
-class _Answer(NamedTuple):
-    status: int
-    body: bytes
-
-
 class _Connection:
     """One connection, kept open. Never follows a redirect, never reads more than _LARGEST_ANSWER."""
 
@@ -227,19 +219,12 @@ class _Connection:
         parts = urlsplit(server.url)
         assert parts.hostname is not None
         self._url = server.url
-        self._http: http.client.HTTPConnection
-        if parts.scheme == "https":
-            context = ssl.create_default_context()
-            self._http = http.client.HTTPSConnection(
-                parts.hostname, parts.port, timeout=server.timeout_s, context=context
-            )
-        else:
-            self._http = http.client.HTTPConnection(parts.hostname, parts.port, timeout=server.timeout_s)
+        secure = parts.scheme == "https"  # then it checks the server's certificate
+        kind = http.client.HTTPSConnection if secure else http.client.HTTPConnection
+        self._http = kind(parts.hostname, parts.port, timeout=server.timeout_s)
 
-    def __enter__(self) -> _Connection:
-        return self
-
-    def __exit__(self, *_: object) -> None:
+    def close(self) -> None:
+        """Let go of it."""
         self._http.close()
 
     def get_json(self, path: str) -> dict[str, Any]:
@@ -247,9 +232,8 @@ class _Connection:
 
         Raises Unavailable if there is none.
         """
-        answer = self.ask("GET", path)
         try:
-            told = json.loads(answer.body)
+            told = json.loads(self.ask("GET", path))
         except (ValueError, RecursionError):
             told = None
         if not isinstance(told, dict):
@@ -260,18 +244,18 @@ class _Connection:
 
     def ask(
         self, method: str, path: str, body: bytes = b"", headers: Mapping[str, str] | None = None
-    ) -> _Answer:
-        """The answer to one request.
+    ) -> bytes:
+        """The body of the answer to one request.
 
         A connection that the server closed since the last request is opened again, once.
         Raises Unavailable if the server cannot be reached, takes too long, or answers with a status but 200.
         """
         try:
             try:
-                answer = self._exchange(method, path, body, headers or {})
+                status, answer = self._exchange(method, path, body, headers or {})
             except (http.client.RemoteDisconnected, BrokenPipeError, ConnectionResetError):
                 self._http.close()
-                answer = self._exchange(method, path, body, headers or {})
+                status, answer = self._exchange(method, path, body, headers or {})
         except TimeoutError:
             self._http.close()
             raise Unavailable(f"{self._url}{path} did not answer for {self._http.timeout:g} s") from None
@@ -280,12 +264,12 @@ class _Connection:
             raise Unavailable(
                 f"{self._url}{path} does not answer", why=f"{type(error).__name__}: {str(error)[:200]}"
             ) from None
-        if answer.status != http.client.OK:
-            said = answer.body[:200].decode("utf-8", errors="replace")
-            raise Unavailable(f"{self._url}{path} answers with status {answer.status}", why=said)
+        if status != http.client.OK:
+            said = answer[:200].decode("utf-8", errors="replace")
+            raise Unavailable(f"{self._url}{path} answers with status {status}", why=said)
         return answer
 
-    def _exchange(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> _Answer:
+    def _exchange(self, method: str, path: str, body: bytes, headers: Mapping[str, str]) -> tuple[int, bytes]:
         self._http.request(method, path, body or None, dict(headers))
         response = self._http.getresponse()
         content = response.read(_LARGEST_ANSWER + 1)
@@ -297,4 +281,4 @@ class _Connection:
             )
         if response.length:
             raise http.client.IncompleteRead(content, response.length)
-        return _Answer(response.status, content)
+        return response.status, content

@@ -79,10 +79,9 @@ class TorchSubject(FromOutside):
                 stream.synchronize()
 
         def outputs(arrays: Arrays) -> dict[str, Any]:
+            on_device = [torch.from_numpy(array).to(self.device) for array in self._in_order(arrays)]
             with torch.inference_mode():
-                answer = module(
-                    *[torch.from_numpy(array).to(self.device) for array in self._in_order(arrays)]
-                )
+                answer = module(*on_device)
             return {name: tensor.float().cpu().numpy() for name, tensor in _named(answer)}
 
         return Opened(predict, self._in_order, self.device, stream, outputs=outputs)

@@ -133,7 +133,7 @@ class SimulatedBench(Bench):
         self.machine.relaunch()
         self._distance = _Distance(self.machine)  # type: ignore[assignment]
         for name, engine in self.machine.engines.items():
-            for batch in sorted({1, *self.config.batch_sizes}):
+            for batch in self.config.timed_batches:
                 count = max(3 if batch == 1 else 1, int(self.config.slice_ms / engine.near_ms / batch))
                 self.requests[name].setdefault(batch, count)
         yield

@@ -17,6 +17,7 @@ import pytest
 from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact, copy_files, open_artifact, seal_artifact
+from hpml.core import memory
 from hpml.core.errors import StageFailed
 from hpml.measuring.process.engine_process import EngineProcess
 from hpml.measuring.subjects import EngineSubject, OnnxSubject
@@ -189,10 +190,13 @@ def test_a_loop_that_never_ends_is_ended(tmp_path: Path) -> None:
     assert not Path(f"/proc/{process.pid}").exists()
 
 
-def test_an_engine_that_takes_too_much_memory_is_refused_it(tmp_path: Path) -> None:
+def test_an_engine_that_takes_too_much_memory_is_refused_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "available_bytes", lambda: 1_250_000_000)
     file = write_glutton(tmp_path / "glutton.onnx", size_bytes=2 * 10**9)
     refused = pytest.raises(StageFailed, match=r"'glutton' failed while loading: .*may take 1 GB")
-    with EngineProcess("glutton", tmp_path / "engine.log", memory_bytes=10**9) as process, refused:
+    with EngineProcess("glutton", tmp_path / "engine.log") as process, refused:
         _load_file(process, file, tmp_path)
 
 

@@ -11,11 +11,15 @@ import pytest
 from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact
+from hpml.artifacts.measurements import Conditions, EngineFigures, EngineSettings, MeasurementsSpec
+from hpml.components.benchmark.measure import described
 from hpml.measuring.accuracy import paired_accuracies
 from hpml.measuring.config import BenchmarkConfig
-from hpml.measuring.figures import LEVELS, best_fp32, figures, timings
+from hpml.measuring.figures import LEVELS, best_fp32, timings
+from hpml.measuring.resources import LaunchRecord
 from hpml.measuring.rounds import Round, Rounds
 from hpml.measuring.statistics import quantile
+from hpml.measuring.timed import Timed
 
 Engines = dict[str, Artifact[EngineSpec]]
 REFERENCE = "fp32/eager"
@@ -46,6 +50,29 @@ def _timed(latencies: dict[str, np.ndarray], fastest_fp32: str = "") -> dict[str
     return timings(_rounds(latencies), config, list(latencies), fastest_fp32=fastest_fp32, busy="busy")
 
 
+def _described(
+    engines: Engines, data: Artifact[DatasetSpec], rounds: Rounds, fastest_fp32: str = ""
+) -> dict[str, EngineFigures]:
+    measurements = MeasurementsSpec(
+        reference=REFERENCE,
+        best_fp32="",
+        engines={},
+        rounds=0,
+        threads=1,
+        seed=0,
+        environment={},
+        conditions=Conditions(slices=2, dropped=2),
+    )
+    timed = Timed(
+        rounds,
+        told=dict.fromkeys(engines, LaunchRecord()),
+        settings=dict.fromkeys(engines, EngineSettings(threads=1)),
+        measurements=measurements,
+    )
+    config = BenchmarkConfig(reference=REFERENCE, batch_sizes=(1,))
+    return described(config, engines, data, timed, fastest_fp32)
+
+
 def test_the_best_fp32_engine_is_unmodified_and_not_the_reference(digits_engines: Engines) -> None:
     latencies = {REFERENCE: _steady(1.0), "fp32/onnx": _steady(2.0), "int8/onnx": _steady(0.5)}
     rounds, names = _rounds(latencies), list(latencies)
@@ -58,8 +85,7 @@ def test_steady_latencies_have_no_uncertainty(
     digits_engines: Engines, digits_data: Artifact[DatasetSpec]
 ) -> None:
     latencies = {REFERENCE: _steady(3.0), "fp32/onnx": _steady(2.0), "int8/onnx": _steady(0.5)}
-    timed = _timed(latencies, "fp32/onnx")
-    found = figures(digits_engines, timed, data=digits_data.spec, paired={}, busy="busy")["int8/onnx"]
+    found = _described(digits_engines, digits_data, _rounds(latencies), "fp32/onnx")["int8/onnx"]
     assert found.status == "measured"
     for interval, value in (
         (found.latency_ms_p99, 0.5),
@@ -75,13 +101,11 @@ def test_steady_latencies_have_no_uncertainty(
 def test_an_engine_without_rounds_has_its_accuracy_and_the_reason(
     digits_engines: Engines, digits_data: Artifact[DatasetSpec]
 ) -> None:
-    config = BenchmarkConfig(reference=REFERENCE, batch_sizes=(1,))
-    timed = timings(Rounds(), config, list(digits_engines), fastest_fp32="", busy="machine busy")
-    found = figures(digits_engines, timed, data=digits_data.spec, paired={}, busy="machine busy")
-    for engine in found.values():
-        assert (engine.status, engine.reason) == ("not measured", "machine busy")
+    busy = "machine busy (0 of 2 slices were quiet)"
+    for engine in _described(digits_engines, digits_data, Rounds()).values():
+        assert (engine.status, engine.reason) == ("not measured", busy)
         assert engine.accuracy_top1 and not engine.throughput and not engine.samples
-        assert set(engine.unquoted.values()) == {"machine busy"}
+        assert set(engine.unquoted.values()) == {busy}
 
 
 def test_a_slice_with_a_disturbed_request_counts_for_p50_and_not_for_the_tail() -> None:
@@ -124,8 +148,8 @@ def test_each_engine_but_the_reference_carries_its_paired_accuracy(
     digits_engines: Engines, digits_data: Artifact[DatasetSpec]
 ) -> None:
     paired = paired_accuracies(digits_engines, digits_data, reference=REFERENCE)
-    timed = _timed({name: _steady(1.0) for name in digits_engines}, "fp32/onnx")
-    found = figures(digits_engines, timed, data=digits_data.spec, paired=paired, busy="busy")
+    rounds = _rounds({name: _steady(1.0) for name in digits_engines})
+    found = _described(digits_engines, digits_data, rounds, "fp32/onnx")
     assert found[REFERENCE].paired is None
     assert found["int8/onnx"].paired == paired["int8/onnx"]
     accuracy = {name: engine.accuracy_top1 for name, engine in found.items()}

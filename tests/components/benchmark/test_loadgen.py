@@ -1,10 +1,9 @@
-"""MLPerf's loadgen as a backend: it agrees with our own loop, and its early stopping with ours."""
+"""MLPerf's loadgen as an oracle: it agrees with our own loop, and its early stopping with ours."""
 
 from __future__ import annotations
 
 import json
-import sys
-from collections.abc import Callable
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -15,22 +14,20 @@ import pytest
 
 from hpml.artifacts.interval import Interval
 from hpml.core.contract import Output
-from hpml.core.errors import ConfigInvalid
+from hpml.measuring import bench as benches
 from hpml.measuring.bench import Bench
 from hpml.measuring.config import BenchmarkConfig, Quiet
-from hpml.measuring.scenarios import early_stopping, loadgen, run_all
-from hpml.measuring.scenarios.backends import Backend, BuiltinBackend, Loadgen, WorkerRequest
-from hpml.measuring.statistics import quantile, rate
+from hpml.measuring.process.engine_process import EngineProcess
+from hpml.measuring.scenarios.base import WorkerRequest
+from hpml.measuring.statistics import early_stopping_bound, quantile, rate
 from hpml.measuring.subjects import OnnxSubject
+from tests.components.benchmark import loadgen_worker as loadgen
 
-MakeBench = Callable[..., Bench]
 CONFIG = BenchmarkConfig(
     reference="fp32/onnx",
     batch_sizes=(1, 4),
     warmup_requests=2,
     concurrency=(),
-    scenario_backend="loadgen",
-    server_latency_bound_ms=40.0,
     quiet=Quiet(max_waited=1e6, max_stolen=1e6),
 )
 
@@ -58,7 +55,7 @@ def test_its_figures_follow_from_the_latencies_that_are_read_from_its_trace(
     latency_ns = sorted(reply["latency_ns"])
     assert len(latency_ns) == queries == told["result_query_count"]
     assert told["result_90.00_percentile_latency_ns"] == latency_ns[int(0.9 * queries)]
-    assert told["early_stopping_latency_ss"] == early_stopping.bound(latency_ns, 0.9)
+    assert told["early_stopping_latency_ss"] == early_stopping_bound(latency_ns, 0.9)
 
 
 def test_the_latency_of_a_query_of_eight_is_that_of_its_last_sample(tmp_path: Path) -> None:
@@ -75,7 +72,7 @@ def test_the_latency_of_a_query_of_eight_is_that_of_its_last_sample(tmp_path: Pa
     latency_ns = sorted(reply["latency_ns"])
     assert len(latency_ns) == 700
     assert told["result_99.00_percentile_per_query_latency_ns"] == latency_ns[int(0.99 * 700)]
-    assert told["early_stopping_latency_ms"] == early_stopping.bound(latency_ns, 0.99)
+    assert told["early_stopping_latency_ms"] == early_stopping_bound(latency_ns, 0.99)
 
 
 def test_an_offline_query_has_all_samples(tmp_path: Path) -> None:
@@ -105,30 +102,11 @@ def test_what_the_engine_raises_is_raised_and_ends_no_process() -> None:
         )
 
 
-def test_without_the_package_the_config_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(sys.modules, "mlperf_loadgen", None)
-    with pytest.raises(ConfigInvalid, match="pip install mlcommons-loadgen"):
-        Loadgen()
-
-
-@pytest.mark.slow  # test_scenarios does it with our own loop
-def test_a_real_engine_has_figures_in_every_scenario(digits_bench: MakeBench) -> None:
-    bench = digits_bench(CONFIG, "int8/onnx")
-    figures, _ = run_all(bench)["int8/onnx"]
-    assert [figure.scenario for figure in figures] == list(CONFIG.scenarios)
-    for figure in figures:
-        assert figure.backend == "loadgen"
-        if figure.value is None:  # a machine that stands still for 40 ms now and then serves at no rate
-            assert figure.scenario == "Server" and "queries per second" in figure.reason
-        else:
-            assert 0 < figure.value.low <= figure.value.value <= figure.value.high
-
-
 # --------------------------------------------------------------------------------------------- the two agree
 
 
 @pytest.fixture
-def convolutions(tmp_path: Path) -> Bench:
+def convolutions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Bench:
     """A bench of one ONNX file of convolutions, some tenths of a millisecond: far more than a harness."""
     rng = np.random.default_rng(0)
     names = [f"x{index}" for index in range(7)]
@@ -153,6 +131,7 @@ def convolutions(tmp_path: Path) -> Bench:
     arrays = {tensor.array: tensor.draw(16, seed=0) for tensor in signature.inputs}
     np.savez(tmp_path / "inputs.npz", allow_pickle=False, **arrays)
     out = Output(path=tmp_path, scratch=tmp_path, threads=1)
+    monkeypatch.setattr(benches, "EngineProcess", partial(EngineProcess, worker=loadgen.WORKER))
     return Bench(
         {"conv": OnnxSubject(file=file, inputs=signature.inputs)}, tmp_path / "inputs.npz", CONFIG, out
     )
@@ -161,10 +140,21 @@ def convolutions(tmp_path: Path) -> Bench:
 PAIRS, ATTEMPTS = 9, 5
 OFFLINE_BATCHES = 6
 Reply = dict[str, Any]
-ASKED: dict[str, Callable[[Backend], WorkerRequest]] = {
-    "SingleStream": lambda by: by.one_by_one("SingleStream", samples_per_query=1, queries=40),
-    "MultiStream": lambda by: by.one_by_one("MultiStream", samples_per_query=8, queries=10),
-    "Offline": lambda by: by.all_at_once(batch=8, batches=OFFLINE_BATCHES),
+
+
+def _of_us(batch: int, requests: int) -> WorkerRequest:
+    return WorkerRequest("one_by_one", {"batch": batch, "requests": requests})
+
+
+def _of_loadgen(scenario: str, queries: int, samples_per_query: int, batch: int) -> WorkerRequest:
+    asked = {"scenario": scenario, "queries": queries, "samples_per_query": samples_per_query, "batch": batch}
+    return WorkerRequest("loadgen", asked)
+
+
+ASKED = {
+    "SingleStream": (_of_us(1, 40), _of_loadgen("SingleStream", 40, 1, 1)),
+    "MultiStream": (_of_us(8, 10), _of_loadgen("MultiStream", 10, 8, 8)),
+    "Offline": (_of_us(8, OFFLINE_BATCHES), _of_loadgen("Offline", 1, 8 * OFFLINE_BATCHES, 8)),
 }
 
 
@@ -205,14 +195,11 @@ def _agree(bench: Bench, scenario: str, one: WorkerRequest, other: WorkerRequest
 @pytest.mark.parametrize("scenario", list(ASKED))
 def test_loadgen_and_our_loop_agree_on_an_engine(scenario: str, convolutions: Bench) -> None:
     with convolutions.launched():
-        assert _agree(convolutions, scenario, ASKED[scenario](BuiltinBackend()), ASKED[scenario](Loadgen()))
+        assert _agree(convolutions, scenario, *ASKED[scenario])
 
 
 @pytest.mark.alone
 def test_the_rule_tells_apart_what_does_not_agree(convolutions: Bench) -> None:
-    half, whole = (
-        by.one_by_one("MultiStream", samples_per_query=samples, queries=10)
-        for by, samples in ((BuiltinBackend(), 4), (Loadgen(), 8))
-    )
+    _, whole = ASKED["MultiStream"]
     with convolutions.launched():
-        assert not _agree(convolutions, "MultiStream", half, whole)
+        assert not _agree(convolutions, "MultiStream", _of_us(4, 10), whole)

@@ -20,12 +20,13 @@ from hpml.components.__main__ import Job, execute
 from hpml.core.contract import Output
 from hpml.core.errors import GateFailed, StageFailed
 from hpml.core.hardware import usable_cpus
-from hpml.measuring.bench import Bench, Disturbed, batch_sizes
+from hpml.measuring.bench import Bench, Unmeasured
 from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.machine.watch import WAITED
 from hpml.measuring.process.engine_process import EngineProcess
 from hpml.measuring.protocol import time_rounds
-from hpml.measuring.rounds import RoundCheckpoint, round_orders
+from hpml.measuring.rounds import round_orders
+from hpml.measuring.samples import RoundCheckpoint
 from hpml.measuring.subjects import EngineSubject
 from hpml.tasks.images import load_split, to_x_nchw
 
@@ -141,7 +142,7 @@ def test_what_is_asked_as_a_whole_is_asked_again_until_nothing_disturbs_it(
         assert (bench.watch.slices, bench.watch.dropped) == (3, 2)
         bench.watch.disturbances = lambda _, **__: ["noise"]  # type: ignore[method-assign]
         bench.grant(0.1)
-        with pytest.raises(Disturbed):
+        with pytest.raises(Unmeasured):
             bench.run_until_undisturbed("one", "run_for", "being tried", batch=1, seconds=0.001)
 
 
@@ -152,7 +153,7 @@ def test_a_slow_engine_has_three_requests_in_a_slice_and_a_fast_one_what_fits(
     with bench.launched():
         assert set(bench.requests) == {"one", "other"}
         for of_batch in bench.requests.values():
-            assert sorted(of_batch) == batch_sizes(FAST)
+            assert sorted(of_batch) == FAST.timed_batches
             assert of_batch[1] >= 3
             assert of_batch[4] >= 1
 

@@ -142,7 +142,8 @@ def test_rounds_are_read_as_they_were_written(folder: Path, tmp_path: Path) -> N
 
 def test_a_record_of_a_version_before_is_read(folder: Path) -> None:
     record = json.loads((folder / RECORD).read_text())
-    record["config"] |= {"requests_per_round": 100, "images_per_round": 64}
+    retired = {"requests_per_round": 100, "images_per_round": 64, "scenario_backend": "loadgen"}
+    record["config"] |= retired
     record["config"]["quiet"] |= {"enforce": False, "max_drift": 0.07}
     record["measurements"] |= {"requests_per_round": 100, "invalid": "the machine was busy"}
     del record["measurements"]["incomplete"]

@@ -18,10 +18,10 @@ from hpml.measuring import scenarios
 from hpml.measuring.bench import Bench
 from hpml.measuring.config import BenchmarkConfig, Quiet
 from hpml.measuring.machine.watch import Slice
-from hpml.measuring.scenarios import early_stopping, workload
+from hpml.measuring.scenarios import workload
 from hpml.measuring.scenarios.base import ROUNDS
 from hpml.measuring.scenarios.bisection import PRECISION, Bisection
-from hpml.measuring.statistics import samples_needed
+from hpml.measuring.statistics import allowed_overlatencies, early_stopping_bound, samples_needed
 
 MakeBench = Callable[..., Bench]
 ANY_MACHINE = BenchmarkConfig(
@@ -52,7 +52,7 @@ ANY_MACHINE = BenchmarkConfig(
     ],
 )
 def test_the_overlatencies_that_loadgen_allows(queries: int, level: float, allowed: int) -> None:
-    assert early_stopping.allowed_overlatencies(queries, level) == allowed
+    assert allowed_overlatencies(queries, level) == allowed
 
 
 @given(queries=st.integers(1, 400), level=st.sampled_from((0.5, 0.9, 0.97, 0.99)))
@@ -60,21 +60,21 @@ def test_one_overlatency_more_would_not_show_it(queries: int, level: float) -> N
     def at_most(count: int) -> float:
         return sum(comb(queries, k) * (1 - level) ** k * level ** (queries - k) for k in range(count + 1))
 
-    allowed = early_stopping.allowed_overlatencies(queries, level)
+    allowed = allowed_overlatencies(queries, level)
     assert at_most(allowed) < 0.01 <= at_most(allowed + 1) + 1e-12
 
 
 @pytest.mark.parametrize("level", [0.9, 0.99])
 def test_there_is_a_bound_from_as_many_samples_on_as_a_percentile_needs(level: float) -> None:
     needed = samples_needed(level)
-    assert early_stopping.bound(list(range(needed - 1)), level) is None
-    assert early_stopping.bound(list(range(needed)), level) == needed - 1
+    assert early_stopping_bound(list(range(needed - 1)), level) is None
+    assert early_stopping_bound(list(range(needed)), level) == needed - 1
 
 
 def test_the_bound_holds_in_99_of_100_cases_and_is_not_far_off() -> None:
     rng = np.random.default_rng(1)
     truth = -np.log(0.1)  # p90 of the exponential distribution
-    bounds = np.asarray([early_stopping.bound(rng.exponential(1.0, 300).tolist(), 0.9) for _ in range(1000)])
+    bounds = np.asarray([early_stopping_bound(rng.exponential(1.0, 300).tolist(), 0.9) for _ in range(1000)])
     assert (bounds >= truth).mean() >= 0.985
     assert np.median(bounds) < 1.4 * truth
 
@@ -150,9 +150,9 @@ def test_a_trial_ends_when_it_can_no_longer_pass() -> None:
 # --------------------------------------------------------------------------------------------- real engines
 
 
-def _figures(bench: Bench, **arguments: Any) -> dict[str, dict[str, ScenarioFigures]]:
+def _figures(bench: Bench) -> dict[str, dict[str, ScenarioFigures]]:
     """engine -> scenario -> figures"""
-    measured = scenarios.run_all(bench, **arguments)
+    measured = scenarios.run_all(bench)
     return {name: {of.scenario: of for of in figures} for name, (figures, _) in measured.items()}
 
 
@@ -190,7 +190,8 @@ def test_every_engine_has_figures_in_every_scenario(digits_bench: MakeBench) -> 
 
 
 def test_what_is_too_slow_for_its_time_says_how_many_queries_would_fit(digits_bench: MakeBench) -> None:
-    of_engine = _figures(digits_bench(ANY_MACHINE, "fp32/onnx"), longest_s=1e-4)["fp32/onnx"]
+    config = ANY_MACHINE.model_copy(update={"scenario_seconds": 1e-4})
+    of_engine = _figures(digits_bench(config, "fp32/onnx"))["fp32/onnx"]
     for scenario, needed in (("SingleStream", 64), ("MultiStream", 662), ("Server", 662)):
         assert of_engine[scenario].value is None
         assert of_engine[scenario].reason.startswith("not enough samples: ")

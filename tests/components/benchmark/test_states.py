@@ -24,8 +24,8 @@ def test_two_distances_are_two_states_without_a_threshold(count: int) -> None:
         assert found.names == ("near", "far")
         assert 1.2 * near_ns < found.edges_ns[0] < 2.1 * near_ns
         assert list(found.of(np.array([near_ns, 2.5 * near_ns]))) == [0, 1]
-        (_, highest), (lowest, _) = found.spans
-        assert highest < found.edges_ns[0] < lowest
+        near, far = (state.round_trip_ns for state in found.described([1.0, 2.0]))
+        assert near.high < found.edges_ns[0] < far.low
 
 
 @pytest.mark.parametrize("count", [1, 5, 50, 1000])

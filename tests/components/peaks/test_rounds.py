@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from hpml.artifacts.peaks import GemmPoint
+from hpml.components.peaks.config import PeaksConfig
 from hpml.components.peaks.rounds import MIN_ROUNDS, NotMeasurable, Probe, Timed, prepare, rates_by_round
 from hpml.core.errors import Terminated
 
@@ -25,9 +26,10 @@ def raising(error: Exception) -> Callable[[], Timed]:
     return prepared
 
 
-def rates(timed: dict[int, Timed], **changed: object) -> dict[int, list[float]]:
-    settings = {"rounds": 6, "deadline_s": time.monotonic() + 60, "max_spread": 0.1, "seed": 0}
-    return rates_by_round(timed, progress=lambda done: None, **{**settings, **changed})  # type: ignore[arg-type]
+def rates(timed: dict[int, Timed], *, seconds: float = 60, seed: int = 0) -> dict[int, list[float]]:
+    config = PeaksConfig(rounds=6, max_spread=0.1, seed=seed)
+    deadline_s = time.monotonic() + seconds
+    return rates_by_round(timed, config, deadline_s=deadline_s, progress=lambda done: None)
 
 
 def test_what_cannot_be_measured_says_why_and_the_rest_is_measured() -> None:
@@ -98,6 +100,6 @@ def test_a_point_that_stays_slow_stays_slow() -> None:
 
 
 def test_when_the_time_is_over_five_rounds_are_finished_and_nothing_is_repeated() -> None:
-    found = rates({0: scripted(0.01, 0.03, 0.01)}, deadline_s=time.monotonic() - 1)
+    found = rates({0: scripted(0.01, 0.03, 0.01)}, seconds=-1)
     assert len(found[0]) == MIN_ROUNDS
     assert found[0][1] == pytest.approx(100 / 3)

@@ -1,6 +1,7 @@
-"""MLPerf's loadgen issues the queries. Runs in the engine's process; needs mlcommons-loadgen.
+"""The process of an engine to which MLPerf's loadgen (mlcommons-loadgen) can issue queries, too.
 
 Latencies are read from loadgen's own trace, where they are counted from the scheduled moment.
+python -m tests.components.benchmark.loadgen_worker FD PARENT_PID MEMORY_BYTES, as the product's own worker.
 """
 
 from __future__ import annotations
@@ -17,9 +18,21 @@ import mlperf_loadgen
 
 from hpml.artifacts.measurements import ScenarioName
 from hpml.core.errors import StageFailed
+from hpml.measuring.process import worker
 from hpml.measuring.scenarios.workload import Predict, settle
 
+WORKER = "tests.components.benchmark.loadgen_worker"
+_REQUESTS = 8  # distinct ones, which loadgen's queries take in turn
 _SAMPLE_BEGINS = '{"name":"Sample","cat":"default","ph":"b"'
+
+
+class Engine(worker.Engine):
+    """An engine that can be asked for `loadgen` as well."""
+
+    def loadgen(self, batch: int, **arguments: Any) -> dict[str, Any]:
+        """Queries issued by loadgen; see `issue`."""
+        requests = list(itertools.islice(self._inputs[batch], _REQUESTS))
+        return issue(self._predict, requests, batch=batch, **arguments)
 
 
 def issue(
@@ -30,40 +43,33 @@ def issue(
     queries: int,
     samples_per_query: int,
     batch: int,
-    queries_per_s: float | None = None,
-    seed: int = 0,
     logs: Path | None = None,
 ) -> dict[str, Any]:
     """Let loadgen issue `queries` queries; a query is answered `batch` samples at a time, by one thread.
 
-    requests: of `batch` samples each, used in turn whichever samples loadgen names. queries_per_s: the rate
-    of arrivals, for Server. logs: where loadgen writes; a folder of its own that is removed if None.
+    requests: of `batch` samples each, used in turn whichever samples loadgen names. logs: where loadgen
+    writes; a folder of its own that is removed if None.
     Answers `latency_ns`, one a query, and `seconds` from the first issue to the last answer. Raises what
     `predict` raises.
     """
     settle(predict, requests[0])
     with tempfile.TemporaryDirectory(prefix="loadgen-") as temporary:
         folder = logs or Path(temporary)
-        settings = _settings(scenario, queries, samples_per_query, queries_per_s, seed)
+        settings = _settings(scenario, queries, samples_per_query)
         _run(_Answerer(predict, requests, batch), settings, samples_per_query * queries, folder)
         return _read_trace(folder / "mlperf_log_trace.json", queries)
 
 
-def _settings(
-    scenario: ScenarioName, queries: int, samples_per_query: int, queries_per_s: float | None, seed: int
-) -> Any:
+def _settings(scenario: ScenarioName, queries: int, samples_per_query: int) -> Any:
     settings = mlperf_loadgen.TestSettings()
     settings.scenario = getattr(mlperf_loadgen.TestScenario, scenario)
     settings.mode = mlperf_loadgen.TestMode.PerformanceOnly
     settings.min_duration_ms = 0
     # Of an offline query, loadgen counts the samples.
     settings.min_query_count = samples_per_query if scenario == "Offline" else queries
-    settings.schedule_rng_seed = seed
     settings.single_stream_expected_latency_ns = settings.multi_stream_expected_latency_ns = 1
     settings.multi_stream_samples_per_query = samples_per_query
     settings.offline_expected_qps = 1
-    if queries_per_s is not None:
-        settings.server_target_qps = queries_per_s
     return settings
 
 
@@ -127,3 +133,7 @@ def _read_trace(file: Path, queries: int) -> dict[str, Any]:
         raise StageFailed(f"loadgen traced {len(latency_ns)} queries instead of {queries}")
     in_order = [latency_ns[query] for query in sorted(latency_ns)]
     return {"latency_ns": in_order, "seconds": (last_us - first_us) / 1e6}
+
+
+if __name__ == "__main__":
+    worker.main(Engine())
