@@ -14,10 +14,9 @@ from xml.etree.ElementTree import Element
 from hpml.artifacts.peaks import PeaksSpec
 from hpml.reporting.format import plain, shorten
 from hpml.reporting.labels import Box, Mark, Segment, Spot, drawn_labels, place_labels
-from hpml.reporting.svg import Scale, dot, label, line, padded, path, picture, text_width, x_axis, y_axis
+from hpml.reporting.svg import Scale, axes, dot, is_narrow, label, line, padded, path, picture, text_width
 
 _LEFT, _TOP, _BOTTOM, _RIGHT = 60, 30, 48, 14
-_NARROW_PX = 500
 _MOST_AREAS_NAMED = 5  # the largest
 _DOT_PX = 5.0
 _RING_PX = 3.0
@@ -45,7 +44,7 @@ class _Roofs:
 
 
 def roofline(
-    peaks: PeaksSpec,
+    peaks: PeaksSpec | None,
     points: Sequence[Point],
     *,
     threads: int,
@@ -57,19 +56,18 @@ def roofline(
 
     None where there are no roofs or no points.
     """
-    roofs = _roofs(peaks, threads if device == "cpu" else 1, device)
+    roofs = _roofs(peaks, threads if device == "cpu" else 1, device) if peaks else _Roofs({}, {})
     shown = [point for point in points if point.flop_per_byte > 0 and point.gflop_per_s > 0]
     if not roofs.bandwidths or not roofs.arithmetic or not shown:
         return None
-    narrow = width <= _NARROW_PX
+    narrow = is_narrow(width)
     height = 360 if narrow else 420
     x, y = _scales(roofs, shown, width, height)
     marks = _marks(shown, x, y, longest_name=22 if narrow else 30)
     ridges, lines, names = _drawn_roofs(roofs, x, y, marks)
     bounds = Box(_LEFT + 2, _TOP - 10, width - 2, height - _BOTTOM - 2)
     drawn = [
-        *x_axis(x, _TOP, height - _BOTTOM, "operations per byte moved (log scale)"),
-        *y_axis(y, _LEFT, width - _RIGHT, "Gflop/s (log scale)"),
+        *axes(x, y, "operations per byte moved (log scale)", "Gflop/s (log scale)"),
         *ridges,
         *(
             dot(mark.x, mark.y, mark.radius, f"{'point' if point.share is None else 'area'} {point.class_}")

@@ -10,7 +10,7 @@ from rich.text import Text
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
 from hpml.pipelines.bench.record import PAGE, BenchRecord
-from hpml.pipelines.command_pages.bench import metric_in_words, output_rows, outputs_in_words
+from hpml.pipelines.command_pages.tables import metric_in_words, output_rows, outputs_in_words
 from hpml.pipelines.terminal import console
 from hpml.reporting.costs import undisturbed
 from hpml.reporting.format import bounds, percent, plain
@@ -147,7 +147,9 @@ def _megabytes(size_bytes: int | None) -> str:
 def _outputs(record: BenchRecord) -> None:
     rows = output_rows(record.outputs, record.measurements.reference)
     if rows:
-        print_figures(list(rows[0]), [list(row.values()) for row in rows], right=(2, 3, 4, 5, 6))
+        print_figures(
+            list(rows[0]), [[cell.lines for cell in row.values()] for row in rows], right=(2, 3, 4, 5, 6)
+        )
 
 
 def _closing(record: BenchRecord) -> Iterator[str]:

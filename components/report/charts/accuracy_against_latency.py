@@ -7,11 +7,11 @@ from itertools import pairwise
 from xml.etree.ElementTree import Element
 
 from hpml.artifacts.interval import Interval
-from hpml.components.report.charts.common import NARROW_PX, Classes, ends
+from hpml.components.report.charts.common import Classes, ends
 from hpml.components.report.content import Content
 from hpml.reporting.format import shorten
 from hpml.reporting.labels import Box, Mark, Segment, drawn_labels, place_labels
-from hpml.reporting.svg import Scale, dot, line, padded, path, picture, x_axis, y_axis
+from hpml.reporting.svg import Scale, axes, dot, is_narrow, line, padded, path, picture
 
 Point = tuple[float, float]
 
@@ -23,7 +23,8 @@ def accuracy_against_latency(content: Content, classes: Classes, width: float) -
 
     None where no latency is known.
     """
-    height = 400 if width > NARROW_PX else 340
+    narrow = is_narrow(width)
+    height = 340 if narrow else 400
     latency, accuracy = _latencies_and_accuracies(content)
     to_keep = content.measurements.engines[content.measurements.reference].accuracy_top1
     if not latency or to_keep is None:
@@ -35,8 +36,7 @@ def accuracy_against_latency(content: Content, classes: Classes, width: float) -
     whiskers = {name: _whiskers(points[name], latency[name], accuracy[name], x, y) for name in points}
     front = _pareto_front(list(points.values()), right=x.end)
     drawn = [
-        *x_axis(x, 30, height - 48, "latency p50 at batch 1, ms (log scale)"),
-        *y_axis(y, 48, width - 14, "top-1 accuracy, %"),
+        *axes(x, y, "latency p50 at batch 1, ms (log scale)", "top-1 accuracy, %"),
         line(48, y(floor), width - 14, y(floor), "floor"),
         path(front, "front"),
     ]
@@ -45,7 +45,7 @@ def accuracy_against_latency(content: Content, classes: Classes, width: float) -
     chosen = content.decision.chosen if content.decision.chosen in points else None
     drawn += _dots(points, classes, chosen)
     lines: list[Segment] = [*pairwise(front), *(one for segments in whiskers.values() for one in segments)]
-    length = 30 if width > NARROW_PX else 28
+    length = 28 if narrow else 30
     marks = [
         Mark(*at, _RING_PX if name == chosen else _DOT_PX, shorten(name, length))
         for name, at in points.items()

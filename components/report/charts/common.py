@@ -8,8 +8,6 @@ from hpml.artifacts.interval import Interval
 
 Classes = dict[str, str]  # engine -> CSS class of its colour
 
-NARROW_PX = 500  # up to it, names stand above what they name instead of to its left
-
 
 def ends(intervals: Iterable[Interval]) -> list[float]:
     """The lower and the upper end of each interval."""

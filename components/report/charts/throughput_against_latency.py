@@ -10,7 +10,7 @@ from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import EngineFigures
 from hpml.components.report.charts.common import Classes, ends
 from hpml.components.report.content import Content
-from hpml.reporting.svg import Scale, dot, label, line, padded, path, picture, x_axis, y_axis
+from hpml.reporting.svg import Scale, axes, dot, label, line, padded, path, picture
 
 Along = Literal["batch size", "clients"]
 
@@ -25,7 +25,7 @@ class _Point:
 
 
 def throughput_against_latency(
-    content: Content, classes: Classes, width: float, *, along: Along
+    content: Content, classes: Classes, along: Along, width: float
 ) -> Element | None:
     """A curve an engine, a point for each batch size or number of clients; None where none was measured."""
     settings = _by_batch if along == "batch size" else _by_clients
@@ -38,8 +38,7 @@ def throughput_against_latency(
     x = padded(ends([point.latency_ms for point in points]), 60, width - 14, log=True)
     y = padded(ends([point.images_per_s for point in points]), height - 48, 30, log=True)
     drawn = [
-        *x_axis(x, 30, height - 48, "latency of a request, ms (log scale)"),
-        *y_axis(y, 60, width - 14, "images per second (log scale)"),
+        *axes(x, y, "latency of a request, ms (log scale)", "images per second (log scale)"),
     ]
     for name, of_engine in curves.items():
         drawn.append(path([_at(point, x, y) for point in of_engine], f"curve {classes[name]}"))

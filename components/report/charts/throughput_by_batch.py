@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from xml.etree.ElementTree import Element
 
+from hpml.artifacts.measurements import EngineFigures
 from hpml.components.report.charts.common import Classes, ends
-from hpml.components.report.content import Content
 from hpml.reporting.svg import dot, label, line, padded, path, picture, y_axis
 
 
-def throughput_by_batch(content: Content, classes: Classes, width: float) -> Element | None:
-    """Images per second of each engine at each batch size; None where none was measured."""
-    engines = {name: e for name, e in content.measurements.engines.items() if e.throughput}
-    if not engines:
-        return None
+def throughput_by_batch(engines: Mapping[str, EngineFigures], classes: Classes, width: float) -> Element:
+    """Images per second of each engine at each batch size; each has some."""
     height = 320
     batches = sorted({item.batch for engine in engines.values() for item in engine.throughput})
     x = {batch: 96 + (width - 158) * (index + 0.5) / len(batches) for index, batch in enumerate(batches)}

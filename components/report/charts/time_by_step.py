@@ -5,16 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
-from hpml.components.report.charts.common import NARROW_PX
 from hpml.components.report.content import StepCost
-from hpml.reporting.format import duration, plain, shorten
-from hpml.reporting.markup import node
-from hpml.reporting.svg import label, picture, text_width
+from hpml.reporting.format import duration, plain
+from hpml.reporting.svg import is_narrow, label, node, picture, row_name, text_width
 
 
 def time_by_step(steps: Sequence[StepCost], width: float) -> Element:
     """A bar a step, as long as it took, with its seconds and its peak memory."""
-    narrow = width <= NARROW_PX
+    narrow = is_narrow(width)
     pitch = 40 if narrow else 28
     left = 8.0 if narrow else 284.0
     longest = max(max(step.seconds for step in steps), 1e-3)
@@ -23,13 +21,10 @@ def time_by_step(steps: Sequence[StepCost], width: float) -> Element:
     drawn: list[Element] = []
     for index, (step, text) in enumerate(zip(steps, texts, strict=True)):
         top = index * pitch + (18 if narrow else 4)
-        name = shorten(f"{step.stage} {step.name}".strip(), 40)
-        if narrow:
-            drawn.append(label(name, left, top - 4, "name"))
-        else:
-            drawn.append(label(name, left - 14, top + 13, "name", anchor="end"))
+        name = f"{step.stage} {step.name}".strip()
         length = max(1.5, room * step.seconds / longest)
         drawn += [
+            row_name(name, left, beside=top + 13, above=top - 4, narrow=narrow),
             node("rect", x=left, y=top, width=length, height=18, rx=2, class_="bar"),
             label(text, left + length + 8, top + 13),
         ]

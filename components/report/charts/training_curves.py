@@ -14,9 +14,8 @@ def training_curves(
     colours: Sequence[str],
     key: str,
     title: str,
+    scale: float,
     width: float,
-    *,
-    scale: float = 1,
 ) -> Element | None:
     """`key` of each training, times `scale`, over its epochs; None where no training has it."""
     curves = [(training.curve(key), colour) for training, colour in zip(trainings, colours, strict=True)]
