@@ -267,7 +267,7 @@ def about() -> dict[str, Any]:
 
 
 def source_digest() -> str:
-    """One digest of all Python files and templates that a step can run, by path: the library's and stages'."""
+    """One digest of all Python files and templates that a step can run, by their paths."""
     root = Path(hpml.__file__).parent
     stages = root / "components"  # a link in a clone, which rglob does not follow
     library = (file for file in root.rglob("*") if file.relative_to(root).parts[0] not in _LINKS)
