@@ -13,6 +13,7 @@ from hpml.reporting.colours import colour_classes
 from hpml.reporting.svg import (
     Scale,
     dot,
+    ends,
     label,
     line,
     node,
@@ -152,8 +153,9 @@ def rate_picture(
     is_memory = isinstance(points[0], BandwidthPoint)
     sizes = sorted({_at(point) for point in points})
     x = padded(sizes, _LEFT, width - _RIGHT, log=True, by=0.03 if is_memory else 0.05)
-    ends = [end for point in points if (rate := point.rate) for end in (rate.low, rate.high)]
-    y = padded(ends, _HEIGHT - _BOTTOM, _TOP, log=True, by=0.12)
+    y = padded(
+        ends(rate for point in points if (rate := point.rate)), _HEIGHT - _BOTTOM, _TOP, log=True, by=0.12
+    )
     if is_memory:
         title, unit = "Memory bandwidth against working set", "GB/s"
         x_title = "working set"

@@ -10,6 +10,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
+from hpml.artifacts.interval import Interval
 from hpml.reporting.format import shorten
 
 WIDE_PX, HALF_PX, NARROW_PX = 952, 466, 350  # on a desktop, of a pair there, on a phone
@@ -62,6 +63,11 @@ def padded(
         return Scale(low / factor, high * factor, start, end, log=True)
     air = by * (high - low or abs(high) or 1.0)
     return Scale(low - air, high + air, start, end)
+
+
+def ends(intervals: Iterable[Interval]) -> list[float]:
+    """The lower and the upper end of each interval."""
+    return [end for interval in intervals for end in (interval.low, interval.high)]
 
 
 def linear_ticks(low: float, high: float, most: int) -> list[float]:

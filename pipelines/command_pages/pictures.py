@@ -8,7 +8,7 @@ from xml.etree.ElementTree import Element
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import EngineFigures
 from hpml.reporting.format import shorten
-from hpml.reporting.svg import Scale, dot, is_narrow, line, padded, picture, row_name, x_axis
+from hpml.reporting.svg import Scale, dot, ends, is_narrow, line, padded, picture, row_name, x_axis
 
 PERCENTILES = ("latency_ms_p50", "latency_ms_p90", "latency_ms_p99")
 
@@ -18,14 +18,13 @@ def latency_picture(
 ) -> Element | None:
     """p50, p90 and p99 of each engine, from the largest dot to the smallest; None where none is quoted."""
     quoted = {
-        name: [interval for figure in PERCENTILES if (interval := getattr(engine, figure)) is not None]
+        name: intervals
         for name, engine in engines.items()
+        if (intervals := [one for figure in PERCENTILES if (one := getattr(engine, figure))])
     }
-    quoted = {name: intervals for name, intervals in quoted.items() if intervals}
     if not quoted:
         return None
-    ends = [end for intervals in quoted.values() for one in intervals for end in (one.low, one.high)]
-    rows = _Rows(list(quoted), ends, width)
+    rows = _Rows(list(quoted), ends(one for intervals in quoted.values() for one in intervals), width)
     drawn = rows.axis("latency at batch 1, ms (log scale)")
     for (name, intervals), y in zip(quoted.items(), rows.middles, strict=True):
         fastest, slowest = rows.x(intervals[0].value), rows.x(intervals[-1].value)
@@ -41,7 +40,7 @@ def ratio_picture(
     """Ratios with their intervals around 1; None where there are none."""
     if not ratios:
         return None
-    rows = _Rows(list(ratios), [1.0, *(end for one in ratios.values() for end in (one.low, one.high))], width)
+    rows = _Rows(list(ratios), [1.0, *ends(ratios.values())], width)
     drawn = rows.axis(shorten(f"{axis} (log scale)", int((rows.x.end - rows.x.start) / 7)))
     drawn.append(line(rows.x(1.0), 4, rows.x(1.0), rows.bottom, "floor"))
     for (name, ratio), y in zip(ratios.items(), rows.middles, strict=True):
@@ -52,13 +51,13 @@ def ratio_picture(
 class _Rows:
     """Rows with a name each, over a common log axis."""
 
-    def __init__(self, names: Sequence[str], ends: Sequence[float], width: float) -> None:
+    def __init__(self, names: Sequence[str], values: Sequence[float], width: float) -> None:
         self._names, self._narrow = names, is_narrow(width)
         pitch, below = (46, 14) if self._narrow else (30, 15)
         self.bottom = 6 + pitch * len(names)
         self.height = self.bottom + 44
         self.middles = [6 + pitch * (index + 1) - below for index in range(len(names))]
-        self.x = padded(ends, 20 if self._narrow else 230, width - 16, log=True)
+        self.x = padded(values, 20 if self._narrow else 230, width - 16, log=True)
 
     def axis(self, title: str) -> list[Element]:
         """The axis, and the names."""

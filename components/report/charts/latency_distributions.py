@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
@@ -10,7 +10,6 @@ import numpy as np
 
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import EngineFigures
-from hpml.components.report.charts.common import Classes
 from hpml.components.report.content import Content
 from hpml.reporting.svg import Scale, is_narrow, label, line, padded, path, picture, row_name, x_axis
 
@@ -18,7 +17,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def latency_distributions(content: Content, classes: Classes, width: float) -> Element:
+def latency_distributions(content: Content, classes: Mapping[str, str], width: float) -> Element:
     """The density of each engine's latencies over a common log axis, p50, p90 and p99 marked."""
     narrow = is_narrow(width)
     pitch, left, top = (74, 8, 4) if narrow else (56, 214, 4)
