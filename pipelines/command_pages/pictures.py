@@ -25,7 +25,7 @@ def latency_picture(
     if not quoted:
         return None
     rows = _Rows(list(quoted), ends(one for intervals in quoted.values() for one in intervals), width)
-    drawn = rows.axis("latency at batch 1, ms (log scale)")
+    drawn = [*x_axis(rows.x, 4, rows.bottom, "latency at batch 1, ms (log scale)"), *rows.names()]
     for (name, intervals), y in zip(quoted.items(), rows.middles, strict=True):
         fastest, slowest = rows.x(intervals[0].value), rows.x(intervals[-1].value)
         drawn.append(line(fastest, y, slowest, y, f"whisker {classes[name]}"))
@@ -41,8 +41,9 @@ def ratio_picture(
     if not ratios:
         return None
     rows = _Rows(list(ratios), [1.0, *ends(ratios.values())], width)
-    drawn = rows.axis(shorten(f"{axis} (log scale)", int((rows.x.end - rows.x.start) / 7)))
-    drawn.append(line(rows.x(1.0), 4, rows.x(1.0), rows.bottom, "floor"))
+    title = shorten(f"{axis} (log scale)", int((rows.x.end - rows.x.start) / 7))
+    drawn = x_axis(rows.x, 4, rows.bottom, title)
+    drawn += [line(rows.x(1.0), 4, rows.x(1.0), rows.bottom, "floor"), *rows.names()]
     for (name, ratio), y in zip(ratios.items(), rows.middles, strict=True):
         drawn += _whisker(rows.x, ratio, y, classes[name], 4.5)
     return picture(width, rows.height, f"{axis}, with intervals", drawn)
@@ -59,13 +60,12 @@ class _Rows:
         self.middles = [6 + pitch * (index + 1) - below for index in range(len(names))]
         self.x = padded(values, 20 if self._narrow else 230, width - 16, log=True)
 
-    def axis(self, title: str) -> list[Element]:
-        """The axis, and the names."""
-        names = [
+    def names(self) -> list[Element]:
+        """The names of the rows."""
+        return [
             row_name(name, self.x.start, beside=y + 4, above=y - 14, narrow=self._narrow)
             for name, y in zip(self._names, self.middles, strict=True)
         ]
-        return [*x_axis(self.x, 4, self.bottom, title), *names]
 
 
 def _whisker(x: Scale, interval: Interval, y: float, class_: str, radius: float) -> list[Element]:
