@@ -51,6 +51,7 @@ from hpml.training.distributed import rank
 
 __all__ = ["STAGES", "Job", "about", "arguments_of", "execute", "main", "run_job", "source_digest"]
 
+_CODE = (".py", ".html", ".css")
 _LINKS = ("components", "pipelines")  # folders of hpml that a clone has beside it
 
 
@@ -266,12 +267,12 @@ def about() -> dict[str, Any]:
 
 
 def source_digest() -> str:
-    """One digest of every Python file that a step can run, by its path: the library's and the stages'."""
+    """One digest of all Python files and templates that a step can run, by their paths."""
     root = Path(hpml.__file__).parent
     stages = root / "components"  # a link in a clone, which rglob does not follow
-    library = (file for file in root.rglob("*.py") if file.relative_to(root).parts[0] not in _LINKS)
+    library = (file for file in root.rglob("*") if file.relative_to(root).parts[0] not in _LINKS)
     digest = hashlib.sha256()
-    for file in sorted([*library, *stages.rglob("*.py")]):
+    for file in sorted(file for file in [*library, *stages.rglob("*")] if file.suffix in _CODE):
         content = hashlib.sha256(file.read_bytes()).hexdigest()
         digest.update(f"{file.relative_to(root).as_posix()}\0{content}\n".encode())
     return digest.hexdigest()

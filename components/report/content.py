@@ -6,6 +6,8 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from itertools import chain
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -80,10 +82,10 @@ def gather(
     engines: Mapping[str, Artifact[EngineSpec]],
     models: Mapping[str, Artifact[ModelSpec]],
     data: Artifact[DatasetSpec],
+    peaks: Artifact[PeaksSpec] | None,
+    diagnosis: Artifact[DiagnosisSpec] | None,
     *,
-    peaks: Artifact[PeaksSpec] | None = None,
-    diagnosis: Artifact[DiagnosisSpec] | None = None,
-    left_out: Mapping[str, str] | None = None,
+    left_out: Mapping[str, str] = MappingProxyType({}),
 ) -> Content:
     """Read the artifacts. left_out: see contract.Output; its engines are shown as not built.
 
@@ -94,12 +96,9 @@ def gather(
             "the measurements are not of these engines",
             why=f"they are of {', '.join(measured.spec.engines)}; given are {', '.join(engines)}",
         )
-    left_out = left_out or {}
     in_order = {name: measured.spec.engines[name] for name in engines}
     measurements = measured.spec.model_copy(update={"engines": in_order | _not_built(left_out)})
     samples = _samples(measured, engines)
-    made: list[Artifact[Any]] = [data, measured]
-    made += [artifact for artifact in (peaks, diagnosis) if artifact]
     return Content(
         goals=goals,
         decision=decide(goals, measurements),
@@ -110,7 +109,7 @@ def gather(
         peaks=peaks.spec if peaks else None,
         diagnosis=diagnosis.spec if diagnosis else None,
         left_out=left_out,
-        steps=_steps(made, engines, models),
+        steps=_steps([data, measured, peaks, diagnosis], engines, models),
         latency_ms={
             name: samples[f"{name}@1"][np.isfinite(samples[f"{name}@1"])]
             for name in engines
@@ -122,13 +121,8 @@ def gather(
 
 def _not_built(left_out: Mapping[str, str]) -> dict[str, EngineFigures]:
     """The engines whose steps failed, as those that a machine cannot build."""
-    reasons = {
-        name.removeprefix("engines/"): reason
-        for name, reason in left_out.items()
-        if name.startswith("engines/")
-    }
     return {
-        name: EngineFigures(
+        name.removeprefix("engines/"): EngineFigures(
             status="not built",
             reason=reason,
             target=name.rpartition("/")[2],
@@ -138,7 +132,8 @@ def _not_built(left_out: Mapping[str, str]) -> dict[str, EngineFigures]:
             parameters=0,
             macs=0,
         )
-        for name, reason in reasons.items()
+        for name, reason in left_out.items()
+        if name.startswith("engines/")
     }
 
 
@@ -162,15 +157,13 @@ def _history(model: Artifact[ModelSpec]) -> tuple[dict[str, float], ...]:
 
 
 def _steps(
-    others: Iterable[Artifact[Any]],
+    others: Iterable[Artifact[Any] | None],
     engines: Mapping[str, Artifact[EngineSpec]],
     models: Mapping[str, Artifact[ModelSpec]],
 ) -> tuple[StepCost, ...]:
     """The steps that made these artifacts, each once, in the order in which they started."""
-    made: list[tuple[str, Artifact[Any]]] = [("", artifact) for artifact in others]
-    made += [*models.items(), *engines.items()]
     by_digest: dict[str, StepCost] = {}
-    for name, artifact in made:
+    for name, artifact in chain((("", one) for one in others if one), models.items(), engines.items()):
         lineage = artifact.manifest.lineage
         step = StepCost(
             name=name if lineage.stage in ("compress", "export") else "",

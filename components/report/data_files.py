@@ -62,17 +62,11 @@ def figures_csv(content: Content) -> str:
 
 def _row(engine: EngineFigures, batches: list[int], states: Sequence[CoreState]) -> dict[str, Any]:
     row: dict[str, Any] = {
-        "status": engine.status,
-        "target": engine.target,
-        "precision": engine.precision,
+        **{name: getattr(engine, name) for name in ("status", "target", "precision")},
         "methods": "+".join(engine.methods),
-        "size_bytes": engine.size_bytes,
-        "parameters": engine.parameters,
-        "macs": engine.macs,
-        "threads": engine.settings.threads if engine.settings else None,
-        "spinning": engine.settings.spinning if engine.settings else None,
-        "samples": engine.samples,
-        "round_spread": engine.round_spread,
+        **{name: getattr(engine, name) for name in ("size_bytes", "parameters", "macs")},
+        **{name: getattr(engine.settings, name, None) for name in ("threads", "spinning")},
+        **{name: getattr(engine, name) for name in ("samples", "round_spread")},
     }
     for figure in INTERVALS:
         row |= _columns(figure, getattr(engine, figure))

@@ -30,6 +30,15 @@ def run(
     engines: named "variant/target". models: what each method made, named "variant method", and "base". What
     is missing, and a part that cannot be drawn, is left out with a note in its place.
     """
-    from hpml.components.report.write import write_report
+    from hpml.components.report.content import gather
+    from hpml.components.report.data_files import figures_csv, figures_json
+    from hpml.components.report.page import page, title_of
 
-    return write_report(config, measured, engines, models, data, peaks, diagnosis, out)
+    content = gather(config, measured, engines, models, data, peaks, diagnosis, left_out=out.left_out)
+    for name, text in (
+        ("report.html", page(content, tell=out.note)),
+        ("figures.json", figures_json(content)),
+        ("figures.csv", figures_csv(content)),
+    ):
+        (out.path / name).write_text(text, encoding="utf-8", newline="")
+    return Result(ReportSpec(title=title_of(content)))

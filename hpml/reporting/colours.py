@@ -7,9 +7,9 @@ from collections.abc import Iterable, Mapping
 COLOURS = 7  # beside the reference's, which is grey
 
 
-def colour_classes(names: Iterable[str], *, reference: str) -> dict[str, str]:
+def colour_classes(names: Iterable[str], *, reference: str | None = None) -> dict[str, str]:
     """A CSS class an engine: "k0" for the reference, then "k1" to "k7"; the next seven are also "again"."""
-    classes = {reference: "k0"}
+    classes = {} if reference is None else {reference: "k0"}
     for index, name in enumerate(name for name in names if name != reference):
         classes[name] = f"k{index % COLOURS + 1}" + (" again" if (index // COLOURS) % 2 else "")
     return classes

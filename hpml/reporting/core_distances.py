@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from xml.etree.ElementTree import Element
+from itertools import zip_longest
 
 from hpml.artifacts.core_state import CoreDistances
-from hpml.reporting.elements import table
+from hpml.reporting.cells import Cell, Row
 from hpml.reporting.format import bounds, percent, plain
-from hpml.reporting.markup import node
 
 _ONE_CPU = "There is one CPU to use, so there is no distance between CPUs to measure."
-_HOW = (
-    "Two processes, pinned to a CPU each, take turns at changing one byte; some 100 ns of a round trip are "
-    "Python's. Each pair is the median of 100 chunks of 50 turns."
-)
 
 
 def in_words(cores: CoreDistances) -> str:
@@ -48,34 +42,18 @@ def state_rows(cores: CoreDistances) -> list[tuple[str, str, str, str]]:
     ]
 
 
-def cores_section(cores: CoreDistances) -> Element:
-    """The matrix and the states as tables."""
-    return node(
-        "section",
-        node("h2", "How far the CPUs are from each other"),
-        node("p", in_words(cores)),
-        _matrix(cores) if cores.round_trips_ns else None,
-        _states(cores) if cores.states else None,
-        node("p", _HOW, class_="note") if cores.states else None,
-    )
+def state_table(cores: CoreDistances) -> list[Row]:
+    """The same as a table of a page."""
+    columns = ("cores", "round trip, ns", "95 % of the probes", "of the time")
+    return [dict(zip(columns, map(Cell, row), strict=True)) for row in state_rows(cores)]
 
 
-def _matrix(cores: CoreDistances) -> Element:
+def matrix_rows(cores: CoreDistances) -> list[Row]:
+    """Of each CPU its distance from those before it."""
     names = [f"CPU {cpu}" for cpu in cores.cpus]
-    columns = ["there and back, ns", *names[:-1]]
     rows = []
-    for at, row in list(enumerate(cores.round_trips_ns))[1:]:
-        empty = [""] * (len(names) - 1 - at)
-        rows.append(_row(columns, [names[at], *(f"{round_trip:.0f}" for round_trip in row), *empty]))
-    return table(columns, rows)
-
-
-def _states(cores: CoreDistances) -> Element:
-    columns = ["cores", "round trip, ns", "95 % of the probes", "of the time"]
-    return table(columns, [_row(columns, row) for row in state_rows(cores)])
-
-
-def _row(columns: Sequence[str], cells: Sequence[str]) -> Element:
-    return node(
-        "tr", [node("td", cell, data_label=column) for column, cell in zip(columns, cells, strict=True)]
-    )
+    for name, row in list(zip(names, cores.round_trips_ns, strict=False))[1:]:
+        texts = [f"{round_trip:.0f}" for round_trip in row]
+        shown = zip_longest(names[:-1], texts, fillvalue="")
+        rows.append({"there and back, ns": Cell(name), **{column: Cell(text) for column, text in shown}})
+    return rows

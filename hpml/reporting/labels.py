@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator, Sequence
+from copy import copy
 from dataclasses import dataclass
+from itertools import tee
 from xml.etree.ElementTree import Element
 
 from hpml.reporting.svg import label, line, text_width
@@ -38,12 +40,8 @@ class Box:
 
     def overlaps(self, other: Box) -> bool:
         """Whether the two have an area in common."""
-        return (
-            self.left < other.right
-            and other.left < self.right
-            and self.top < other.bottom
-            and other.top < self.bottom
-        )
+        across = self.left < other.right and other.left < self.right
+        return across and self.top < other.bottom and other.top < self.bottom
 
     def larger(self, *, by: float) -> Box:
         """With so much more on each side."""
@@ -51,12 +49,8 @@ class Box:
 
     def inside(self, other: Box) -> bool:
         """Whether it lies within `other`."""
-        return (
-            self.left >= other.left
-            and self.right <= other.right
-            and self.top >= other.top
-            and self.bottom <= other.bottom
-        )
+        across = other.left <= self.left and self.right <= other.right
+        return across and other.top <= self.top and self.bottom <= other.bottom
 
     def nearest(self, x: float, y: float) -> Spot:
         """The point of it that is nearest to (x, y)."""
@@ -116,13 +110,14 @@ def place_labels(
     crosses none of `lines`. A name for which there is no such place is left out: None, too.
     """
     order = [index for index, mark in enumerate(marks) if mark.name]
-    places = {index: _Remembered(_places(index, marks, lines, bounds, avoid)) for index in order}
+    places = {index: tee(_places(index, marks, lines, bounds, avoid), 1)[0] for index in order}
     placed: dict[int, Placed] = {}
     for strictness in (2, 1, 0):
         for _ in range(len(order)):
             placed = {}
             for index in order:
-                place = _place(index, marks, list(placed.values()), places[index], strictness)
+                known = copy(places[index])  # they are made when they are asked for, once
+                place = _place(index, marks, list(placed.values()), known, strictness)
                 if place:
                     placed[index] = place
             without = [index for index in order if index not in placed]
@@ -190,20 +185,6 @@ def _places(
         crossed = sum(map(box.crossed_by, lines))
         cost = gap + inconvenience + _CROSSING_PX * (crossed + 2 * hidden)
         yield _Slot(box, gap, others, hidden, cost)
-
-
-class _Remembered:
-    """What an iterator gives, for as many loops as one likes; it is asked for no more than they need."""
-
-    def __init__(self, source: Iterator[_Slot]) -> None:
-        self._source = source
-        self._known: list[_Slot] = []
-
-    def __iter__(self) -> Iterator[_Slot]:
-        yield from self._known
-        for place in self._source:
-            self._known.append(place)
-            yield place
 
 
 def _candidates(mark: Mark, bounds: Box) -> Iterator[tuple[float, float, Box]]:

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from xml.etree.ElementTree import Element
+from collections.abc import Mapping, Sequence
 
 from hpml.artifacts.core_state import CoreState
 from hpml.artifacts.interval import Interval
-from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec, StateFigures
+from hpml.artifacts.measurements import EngineFigures, StateFigures
 from hpml.measuring.state_mixture import mixture, share
-from hpml.reporting.elements import breakable, nowrap, value_text
-from hpml.reporting.format import ABSENT, TIMES, bounds, plain, sentence
-from hpml.reporting.markup import Child, node
+from hpml.reporting.cells import Cell, Row, interval_cell, named, value_text
+from hpml.reporting.format import ABSENT, TIMES, bounds, plain
 
 NOT_MEASURED = "not measured"
 
@@ -29,18 +27,15 @@ def why_absent(engine: EngineFigures, figure: str) -> str:
     return f"{NOT_MEASURED}: {why}" if why else NOT_MEASURED
 
 
-def figure_cell(engine: EngineFigures, figure: str, unit: str = "") -> list[Child]:
-    """The inside of a table's cell: the figure, its interval, and what it is in each state of the cores."""
+def figure_cell(engine: EngineFigures, figure: str) -> Cell:
+    """The figure, its interval and what it is in each state of the cores, or why there is none."""
     interval: Interval | None = getattr(engine, figure)
-    small: list[Child] = []
     if interval is None:
-        why = why_absent(engine, figure)
-        small = [node("small", why, class_="why")] if why else []
-    elif interval.low != interval.high:  # a ratio to itself has no states
-        small = [node("small", bounds(interval))]
-        small += [node("small", f"{state} {value}{unit}") for state, value in by_state(engine, figure)]
-    value = ABSENT if interval is None else value_text(interval) + unit
-    return [nowrap(value), node("span", small) if small else None]
+        return Cell(small=(why_absent(engine, figure),))
+    if interval.low == interval.high:  # a ratio to itself has no states
+        return Cell(value_text(interval))
+    in_states = (f"{state} {value}" for state, value in by_state(engine, figure))
+    return Cell(value_text(interval), (bounds(interval), *in_states))
 
 
 def by_state(engine: EngineFigures, figure: str) -> list[tuple[str, str]]:
@@ -86,26 +81,12 @@ def settings_of(engine: EngineFigures) -> str:
     return str(engine.settings) if engine.settings else ""
 
 
-def engine_cell(name: str, class_: str, engine: EngineFigures) -> list[Child]:
-    """The name of an engine behind the dot of its colour, and below it its settings."""
-    settings = settings_of(engine)
-    return [
-        node(
-            "span",
-            node("span", "", class_=f"key {class_}"),
-            node("span", breakable(name), node("small", settings, class_="why") if settings else None),
-            class_="keyed",
-        )
-    ]
-
-
-def incomplete_card(measurements: MeasurementsSpec, command: str, effect: str) -> Element | None:
-    """What is not measured, why, and the `command` that completes it; None where nothing is missing."""
-    if not measurements.incomplete:
-        return None
-    return node(
-        "section",
-        node("p", node("b", "Not all is measured. "), sentence(measurements.incomplete)),
-        node("p", node("code", command), f" {effect}"),
-        class_="card",
-    )
+def throughput_rows(engines: Mapping[str, EngineFigures], classes: Mapping[str, str]) -> list[Row]:
+    """Images per second at each batch size that some engine was measured at; none where none was."""
+    batches = sorted({item.batch for engine in engines.values() for item in engine.throughput})
+    rows = []
+    for name, engine in engines.items():
+        rates = {item.batch: item.images_per_s for item in engine.throughput}
+        of_batches = {f"batch {batch}": interval_cell(rates.get(batch)) for batch in batches}
+        rows.append({"engine": named(name, classes), **of_batches})
+    return rows if batches else []

@@ -10,12 +10,20 @@ from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
 from hpml.artifacts.core_state import CoreState
-from hpml.artifacts.measurements import MeasurementsSpec
 from hpml.measuring.state_mixture import share
-from hpml.reporting.elements import NARROW_PX, drawing, legend
-from hpml.reporting.format import shorten
-from hpml.reporting.markup import node
-from hpml.reporting.svg import Scale, label, line, padded, picture, tick_labels, x_axis
+from hpml.reporting.colours import COLOURS
+from hpml.reporting.svg import (
+    Scale,
+    is_narrow,
+    label,
+    line,
+    node,
+    padded,
+    picture,
+    row_name,
+    tick_labels,
+    x_axis,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -72,47 +80,20 @@ def _p50(latency_ms: NDArray[np.float64]) -> NDArray[np.float64]:
     return p50
 
 
-def over_time_section(
-    seen: LatencyOverTime | None, measurements: MeasurementsSpec, classes: Mapping[str, str]
-) -> Element | None:
-    """The section of a page; None where no engine was timed. classes: the colour of each engine."""
-    if not any(engine.latency_ms_p50 for engine in measurements.engines.values()):
-        return None
-    title = node("h2", "Latency over the time of the run")
-    if seen is None:
-        why = "When each round was timed is not in these samples, so there is no picture of it."
-        return node("section", title, node("p", why, class_="note"))
-    states = measurements.states
-    caption = (
-        "A dot is the p50 of one engine in one round at batch 1; each row has its own scale, logarithmic."
-    )
-    if len(states) > 1:
-        caption += " The colour is the distance between the cores at that time."
-    if len(_cut(seen)[1]):
-        caption += " Dashed: measuring had stopped, and went on later."
-    if _every(seen) > 1:
-        caption += f" One round in {_every(seen)} is drawn."
-    return node(
-        "section",
-        title,
-        legend(_state_names(seen, states)) if len(states) > 1 else None,
-        drawing(lambda width: over_time_picture(seen, states, classes, width), caption),
-    )
-
-
-def _state_names(seen: LatencyOverTime, states: Sequence[CoreState]) -> list[tuple[str, str]]:
-    names = [
-        (f"cores {state.name}, {share(state)} of the time", _state_class(at))
-        for at, state in enumerate(states)
-    ]
-    return names + [("distance not known", _UNKNOWN)] * bool((seen.state < 0).any())
+def state_classes(seen: LatencyOverTime, states: Sequence[CoreState]) -> dict[str, str]:
+    """The CSS class of the colour of each state, by what the legend says of it."""
+    classes = {
+        f"cores {state.name}, {share(state)} of the time": _state_class(at) for at, state in enumerate(states)
+    }
+    return classes | ({"distance not known": _UNKNOWN} if (seen.state < 0).any() else {})
 
 
 def _state_class(index: int) -> str:
-    return f"k{index % 7 + 1}" if index >= 0 else _UNKNOWN
+    return f"k{index % COLOURS + 1}" if index >= 0 else _UNKNOWN
 
 
-def _every(seen: LatencyOverTime) -> int:
+def drawn_every(seen: LatencyOverTime) -> int:
+    """One round in so many is drawn."""
     return max(1, math.ceil(len(seen.at_s) * len(seen.p50_ms) / _MOST_DOTS))
 
 
@@ -125,8 +106,8 @@ def over_time_picture(
     shown = {name: p50_ms for name, p50_ms in seen.p50_ms.items() if np.isfinite(p50_ms).any()}
     if not shown:
         return None
-    at_s, pauses_s = _cut(seen)
-    narrow = width <= NARROW_PX
+    at_s, pauses_s = without_pauses(seen)
+    narrow = is_narrow(width)
     pitch, left = (92.0, 48.0) if narrow else (78.0, 262.0)
     bottom = 8 + pitch * len(shown)
     last_s = float(at_s.max()) or 1.0
@@ -143,7 +124,7 @@ def over_time_picture(
         drawn += _row_axis(name, y, x, narrow)
         for index, class_ in of_state.items():
             chosen = (seen.state == index) & np.isfinite(p50_ms)
-            chosen[np.arange(len(chosen)) % _every(seen) > 0] = False
+            chosen[np.arange(len(chosen)) % drawn_every(seen) > 0] = False
             drawn += _dots(
                 [x(value / unit_s) for value in at_s[chosen].tolist()],
                 [y(min(max(value, y.low), y.high)) for value in p50_ms[chosen].tolist()],
@@ -152,7 +133,7 @@ def over_time_picture(
     return picture(width, bottom + 44, "p50 of each engine in each round, over the time of the run", drawn)
 
 
-def _cut(seen: LatencyOverTime) -> tuple[NDArray[np.float64], list[float]]:
+def without_pauses(seen: LatencyOverTime) -> tuple[NDArray[np.float64], list[float]]:
     """When each round began, less the pauses of the measuring; and where these were, in the same seconds."""
     import numpy as np
 
@@ -176,16 +157,17 @@ def _row_scale(p50_ms: NDArray[np.float64], top: float, bottom: float) -> Scale:
 def _row_axis(name: str, y: Scale, x: Scale, narrow: bool) -> list[Element]:
     """The name of a row, left of it or above, its grid lines and its milliseconds."""
     ticks = y.ticks(3)
-    drawn = [line(x.start, y(tick), x.end, y(tick), "grid") for tick in ticks]
-    drawn += [
-        label(text, x.start - 6, y(tick) + 4, "small", anchor="end")
-        for tick, text in zip(ticks, tick_labels(y, ticks), strict=True)
-    ]
-    if narrow:
-        return [*drawn, label(f"{shorten(name, 40)}, ms", 4, y.end - 8, "name")]
+    texts = zip(ticks, tick_labels(y, ticks), strict=True)
     return [
-        *drawn,
-        label(f"{shorten(name, 28)}, ms", x.start - 48, (y.start + y.end) / 2 + 4, "name", anchor="end"),
+        *(line(x.start, y(tick), x.end, y(tick), "grid") for tick in ticks),
+        *(label(text, x.start - 6, y(tick) + 4, "small", anchor="end") for tick, text in texts),
+        row_name(
+            f"{name}, ms",
+            4 if narrow else x.start - 34,
+            beside=(y.start + y.end) / 2 + 4,
+            above=y.end - 8,
+            narrow=narrow,
+        ),
     ]
 
 

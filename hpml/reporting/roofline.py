@@ -9,16 +9,17 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 from xml.etree.ElementTree import Element
 
 from hpml.artifacts.peaks import PeaksSpec
 from hpml.reporting.format import plain, shorten
 from hpml.reporting.labels import Box, Mark, Segment, Spot, drawn_labels, place_labels
-from hpml.reporting.svg import Scale, dot, label, line, padded, path, picture, text_width, x_axis, y_axis
+from hpml.reporting.svg import Scale, axes, dot, is_narrow, label, line, padded, path, picture, text_width
 
 _LEFT, _TOP, _BOTTOM, _RIGHT = 60, 30, 48, 14
-_NARROW_PX = 500
 _MOST_AREAS_NAMED = 5  # the largest
+_PRECISIONS = ("fp32", "fp16", "bf16", "int8")
 _DOT_PX = 5.0
 _RING_PX = 3.0
 _ALONG_PX = 10  # from the lower end of a slope to its name
@@ -45,7 +46,7 @@ class _Roofs:
 
 
 def roofline(
-    peaks: PeaksSpec,
+    peaks: PeaksSpec | None,
     points: Sequence[Point],
     *,
     threads: int,
@@ -57,59 +58,44 @@ def roofline(
 
     None where there are no roofs or no points.
     """
-    roofs = _roofs(peaks, threads if device == "cpu" else 1, device)
+    roofs = _roofs(peaks, threads if device == "cpu" else 1, device) if peaks else _Roofs({}, {})
     shown = [point for point in points if point.flop_per_byte > 0 and point.gflop_per_s > 0]
     if not roofs.bandwidths or not roofs.arithmetic or not shown:
         return None
-    narrow = width <= _NARROW_PX
+    narrow = is_narrow(width)
     height = 360 if narrow else 420
     x, y = _scales(roofs, shown, width, height)
     marks = _marks(shown, x, y, longest_name=22 if narrow else 30)
     ridges, lines, names = _drawn_roofs(roofs, x, y, marks)
     bounds = Box(_LEFT + 2, _TOP - 10, width - 2, height - _BOTTOM - 2)
-    drawn = [
-        *x_axis(x, _TOP, height - _BOTTOM, "operations per byte moved (log scale)"),
-        *y_axis(y, _LEFT, width - _RIGHT, "Gflop/s (log scale)"),
-        *ridges,
-        *(
-            dot(mark.x, mark.y, mark.radius, f"{'point' if point.share is None else 'area'} {point.class_}")
-            for mark, point in zip(marks, shown, strict=True)
-        ),
-        *drawn_labels(
-            marks, place_labels(marks, lines, bounds, avoid=names), [point.class_ for point in shown]
-        ),
-    ]
+    placed = place_labels(marks, lines, bounds, avoid=names)
+    drawn = [*axes(x, y, "operations per byte moved (log scale)", "Gflop/s (log scale)"), *ridges]
+    for mark, point in zip(marks, shown, strict=True):
+        shape = "point" if point.share is None else "area"
+        drawn.append(dot(mark.x, mark.y, mark.radius, f"{shape} {point.class_}"))
+    drawn += drawn_labels(marks, placed, [point.class_ for point in shown])
     return picture(width, height, title, drawn)
 
 
 def _roofs(peaks: PeaksSpec, threads: int, device: str) -> _Roofs:
     """The stable peaks, the fastest level of the memory first."""
     levels = dict.fromkeys(point.level for point in peaks.bandwidths if point.device == device)
-    bandwidths = {level: peaks.bandwidth_roof(level, threads=threads, device=device) for level in levels}
-    arithmetic = {
-        precision: peaks.arithmetic_roof(precision, threads=threads, device=device)
-        for precision in ("fp32", "fp16", "bf16", "int8")
-    }
+    on: dict[str, Any] = {"threads": threads, "device": device}
     return _Roofs(
-        {name: roof.rate for name, roof in bandwidths.items() if roof is not None},
-        {name: roof.rate for name, roof in arithmetic.items() if roof is not None},
+        {level: roof.rate for level in levels if (roof := peaks.bandwidth_roof(level, **on))},
+        {name: roof.rate for name in _PRECISIONS if (roof := peaks.arithmetic_roof(name, **on))},
     )
 
 
 def _scales(roofs: _Roofs, points: Sequence[Point], width: float, height: float) -> tuple[Scale, Scale]:
     """Both over all points and over the ridges, where slopes meet peaks."""
     ridges = [peak / slope for peak in roofs.arithmetic.values() for slope in roofs.bandwidths.values()]
-    x = padded(
-        [*ridges, *(point.flop_per_byte for point in points)], _LEFT, width - _RIGHT, log=True, by=0.04
+    across = [*ridges, *(point.flop_per_byte for point in points)]
+    along = [*roofs.arithmetic.values(), *(point.gflop_per_s for point in points)]
+    return (
+        padded(across, _LEFT, width - _RIGHT, log=True, by=0.04),
+        padded(along, height - _BOTTOM, _TOP, log=True, by=0.04),
     )
-    y = padded(
-        [*roofs.arithmetic.values(), *(point.gflop_per_s for point in points)],
-        height - _BOTTOM,
-        _TOP,
-        log=True,
-        by=0.04,
-    )
-    return x, y
 
 
 def _drawn_roofs(

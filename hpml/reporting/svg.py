@@ -1,4 +1,7 @@
-"""What our pictures are drawn with, in pixels: scales with round ticks, axes, shapes, text."""
+"""What our pictures are drawn with, in pixels: scales with round ticks, axes, shapes, text.
+
+A picture is a tree of elements: text and attributes are escaped when it is written, always.
+"""
 
 from __future__ import annotations
 
@@ -7,10 +10,16 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from xml.etree.ElementTree import Element
 
-from hpml.reporting.markup import Child, node, number
+from hpml.artifacts.interval import Interval
+from hpml.reporting.format import shorten
 
-FONT_PX = 12
-_CHARACTER_PX = 0.56 * FONT_PX  # a little more than the average of a sans-serif
+WIDE_PX, HALF_PX, NARROW_PX = 952, 466, 350  # on a desktop, of a pair there, on a phone
+_CHARACTER_PX = 0.56 * 12  # a little more than the average of a sans-serif of 12 pixels
+
+
+def is_narrow(width: float) -> bool:
+    """Whether names stand above what they name instead of to its left."""
+    return width <= 500
 
 
 def text_width(text: str) -> float:
@@ -56,6 +65,11 @@ def padded(
     return Scale(low - air, high + air, start, end)
 
 
+def ends(intervals: Iterable[Interval]) -> list[float]:
+    """The lower and the upper end of each interval."""
+    return [end for interval in intervals for end in (interval.low, interval.high)]
+
+
 def linear_ticks(low: float, high: float, most: int) -> list[float]:
     """At most `most` multiples of 1, 2 or 5 times a power of ten within [`low`, `high`]."""
     exponent = math.floor(math.log10((high - low) / most))
@@ -91,17 +105,29 @@ def tick_labels(scale: Scale, ticks: Sequence[float]) -> list[str]:
 # ---------------------------------------------------------------------------------------------------- shapes
 
 
-def picture(width: float, height: float, title: str, *children: Child | Iterable[Child]) -> Element:
+def node(tag: str, *children: Element, text: str | None = None, **attributes: str | float | None) -> Element:
+    """An element. An attribute is spelt with `_` for `-` (`class_` for `class`); None is left out."""
+    named = {
+        name.rstrip("_").replace("_", "-"): value if isinstance(value, str) else number(value)
+        for name, value in attributes.items()
+        if value is not None
+    }
+    element = Element(tag, named)
+    element.text = text
+    element.extend(children)
+    return element
+
+
+def number(value: float) -> str:
+    """A coordinate: at most two decimals, no trailing zeros."""
+    return f"{value:.2f}".rstrip("0").rstrip(".")
+
+
+def picture(width: float, height: float, title: str, drawn: Iterable[Element]) -> Element:
     """An SVG of its natural size; `title` says what it shows to whoever does not see it."""
-    return node(
-        "svg",
-        node("title", title),
-        *children,
-        viewBox=f"0 0 {number(width)} {number(height)}",
-        width=width,
-        height=height,
-        role="img",
-    )
+    box = f"0 0 {number(width)} {number(height)}"
+    described = node("title", text=title)
+    return node("svg", described, *drawn, viewBox=box, width=width, height=height, role="img")
 
 
 def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Element:
@@ -109,16 +135,21 @@ def line(x1: float, y1: float, x2: float, y2: float, class_: str) -> Element:
     return node("line", x1=x1, y1=y1, x2=x2, y2=y2, class_=class_)
 
 
-def label(text: str, x: float, y: float, class_: str = "", *, anchor: str = "start") -> Element:
-    """Text whose baseline begins, is centred, or ends at (x, y)."""
-    return node(
-        "text",
-        text,
-        x=x,
-        y=y,
-        class_=class_ or None,
-        text_anchor=None if anchor == "start" else anchor,
-    )
+def label(text: str, x: float, y: float, class_: str | None = None, *, anchor: str = "start") -> Element:
+    """Text whose baseline begins, is centred ("middle"), or ends ("end") at (x, y)."""
+    named = None if anchor == "start" else anchor
+    return node("text", text=text, x=x, y=y, class_=class_, text_anchor=named)
+
+
+def row_name(
+    text: str, left: float, *, beside: float, above: float, narrow: bool, strong: bool = False
+) -> Element:
+    """The name of a row that begins at `left`: to its left, or above where the picture is narrow."""
+    class_ = "name strong" if strong else "name"
+    if narrow:
+        return label(shorten(text, 44), left, above, class_)
+    room = left - 14
+    return label(shorten(text, round(room / _CHARACTER_PX)), room, beside, class_, anchor="end")
 
 
 def path(points: Sequence[tuple[float, float]], class_: str, *, closed: bool = False) -> Element:
@@ -132,22 +163,34 @@ def dot(x: float, y: float, radius: float, class_: str) -> Element:
     return node("circle", cx=x, cy=y, r=radius, class_=class_)
 
 
+def axes(x: Scale, y: Scale, x_title: str, y_title: str) -> list[Element]:
+    """Both axes of a picture that is all of `x` and of `y`."""
+    return [*x_axis(x, y.end, y.start, x_title), *y_axis(y, x.start, x.end, y_title)]
+
+
 def x_axis(scale: Scale, top: float, bottom: float, title: str, *, whole: bool = False) -> list[Element]:
     """Vertical grid lines, numbers below, and the title of the axis under them. whole: no fractions."""
     most = max(2, int(abs(scale.end - scale.start) / 62))
     ticks = [tick for tick in scale.ticks(most) if not whole or tick.is_integer()]
-    drawn = [line(scale(tick), top, scale(tick), bottom, "grid") for tick in ticks]
-    for tick, text in zip(ticks, tick_labels(scale, ticks), strict=True):
-        drawn.append(label(text, scale(tick), bottom + 17, anchor="middle"))
+    texts = zip(map(scale, ticks), tick_labels(scale, ticks), strict=True)
+    return x_axis_with(texts, scale, top, bottom, title)
+
+
+def x_axis_with(
+    ticks: Iterable[tuple[float, str]], scale: Scale, top: float, bottom: float, title: str
+) -> list[Element]:
+    """The same with `ticks` of your own: where each is, in pixels, and its text."""
+    known = list(ticks)
+    lines = [line(at, top, at, bottom, "grid") for at, _ in known]
+    numbers = [label(text, at, bottom + 17, anchor="middle") for at, text in known]
     middle = (scale.start + scale.end) / 2
-    return [*drawn, label(title, middle, bottom + 36, "axis", anchor="middle")]
+    return [*lines, *numbers, label(title, middle, bottom + 36, "axis", anchor="middle")]
 
 
-def y_axis(scale: Scale, left: float, right: float, title: str, *, unit: str = "") -> list[Element]:
+def y_axis(scale: Scale, left: float, right: float, title: str) -> list[Element]:
     """Horizontal grid lines, numbers to the left, and the title of the axis above them."""
-    most = max(2, int(abs(scale.end - scale.start) / 38))
-    ticks = scale.ticks(most)
+    ticks = scale.ticks(max(2, int(abs(scale.end - scale.start) / 38)))
     drawn = [line(left, scale(tick), right, scale(tick), "grid") for tick in ticks]
     for tick, text in zip(ticks, tick_labels(scale, ticks), strict=True):
-        drawn.append(label(text + unit, left - 8, scale(tick) + 4, anchor="end"))
+        drawn.append(label(text, left - 8, scale(tick) + 4, anchor="end"))
     return [*drawn, label(title, 0, min(scale.start, scale.end) - 12, "axis")]

@@ -23,6 +23,7 @@ from hpml.components.peaks import stage as peaks
 from hpml.components.peaks.config import PeaksConfig
 from hpml.core.atomic_files import write_text_atomic
 from hpml.pipelines.bench import core_distances
+from hpml.pipelines.command_pages.machine import machine_page
 from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.execution import Execution, Settings
 from hpml.pipelines.engine.run_record import RunRecord, StepRecord
@@ -33,7 +34,7 @@ from hpml.pipelines.plan import Plan, Step, trace
 from hpml.pipelines.terminal import console
 from hpml.reporting.core_distances import in_words, state_rows
 from hpml.reporting.format import bounds, plain
-from hpml.reporting.peaks import Peak, bandwidth_peaks, gemm_peaks, peaks_page
+from hpml.reporting.peaks import Peak, bandwidth_peaks, gemm_peaks
 
 _NAME = "machine"
 _CORES = "cores.json"  # in the folder of the run
@@ -122,7 +123,7 @@ def show(machine: Machine, output: str) -> None:
 
 def write_page(machine: Machine, file: Path) -> None:
     """Write the page with the pictures, whole or not at all."""
-    write_text_atomic(file, peaks_page(machine.peaks.spec, machine.cores))
+    write_text_atomic(file, machine_page(machine.peaks.spec, machine.cores))
 
 
 def _print_cores(cores: CoreDistances) -> None:

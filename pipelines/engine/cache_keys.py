@@ -2,7 +2,7 @@
 
 The code of a stage is every module it can reach by imports, absolute or relative, found in the source
 without running it: ours and the user's by content, other people's by version. An import path in a string,
-such as a row of ARCHITECTURES, is an import.
+such as a row of ARCHITECTURES, is an import. The templates of a package that it reaches are code, too.
 """
 
 from __future__ import annotations
@@ -62,7 +62,7 @@ _KERNEL_VARIABLES = (
 
 @dataclass(frozen=True)
 class Code:
-    """Digests of the source files that a stage can reach, by module, and the libraries that those import.
+    """Digests of what a stage can reach, by module or template, and the libraries that the modules import.
 
     libraries: the distribution that an import's name belongs to.
     """
@@ -98,11 +98,20 @@ def code_of(module: str, import_paths: tuple[str, ...] = ()) -> Code:
             continue
         source = _read(file, name)
         modules[name] = source.digest
+        modules |= _templates(file, name)
         pending.extend(_with_parents(name))
         for imported in source.imports:
             pending.extend(_resolve(imported, roots))
         pending.extend(path for path in source.mentions if _source_file(path, roots))
     return Code(dict(sorted(modules.items())), dict(sorted(libraries.items())))
+
+
+def _templates(file: Path, module: str) -> dict[str, str]:
+    """What a package of ours renders pages by, which is code, too: the digest of each file."""
+    if file.name != "__init__.py" or module.partition(".")[0] != _OURS:
+        return {}
+    templates = sorted((file.parent / "templates").glob("*"))
+    return {f"{module}/{one.name}": hashlib.sha256(one.read_bytes()).hexdigest() for one in templates}
 
 
 @cache

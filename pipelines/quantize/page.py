@@ -2,26 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
-from xml.etree.ElementTree import Element
 
-from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
-from hpml.pipelines.command_pages.bench import conditions_section, figures_sections
+from hpml.pipelines.command_pages import pictures, tables
 from hpml.pipelines.quantize.job import Bounds, Judgement, Quantized
+from hpml.reporting import rendering
+from hpml.reporting.cells import Cell, Row, interval_cell, named
 from hpml.reporting.colours import colour_classes
-from hpml.reporting.elements import breakable, definitions, document, keyed, nowrap, table
-from hpml.reporting.format import ABSENT, TIMES, bounds, plain
-from hpml.reporting.markup import node
-
-_HOW = (
-    "The samples used for judging were not used for calibration. Accuracies have Wilson's 95 % interval, "
-    "their change Tango's on the very same samples. Relative error: the root of the mean square of the "
-    "differences from the fp32 model's answers, as a share of that of the answers."
-)
-
-Cell = tuple[str, str]  # a figure, and what is small beside it: its interval, or why there is none
+from hpml.reporting.format import TIMES, bounds, plain
 
 
 @dataclass(frozen=True)
@@ -35,6 +25,11 @@ class Pair:
     speed: MeasurementsSpec | None = None
     speed_reason: str = ""
     warnings: tuple[str, ...] = ()  # what whoever reads the speed should know
+
+    @property
+    def classes(self) -> dict[str, str]:
+        """The colours of the two."""
+        return colour_classes(self.names, reference=self.names[0])
 
     @property
     def measured(self) -> Mapping[str, EngineFigures]:
@@ -64,60 +59,44 @@ def verdict_in_words(pair: Pair) -> str:
     return f"Passed the gate, {size}, {told}."
 
 
-def model_rows(pair: Pair) -> list[dict[str, Cell]]:
-    """A row for each of the two, by columns."""
+def model_rows(pair: Pair) -> list[Row]:
+    """A row for each of the two."""
     judged = pair.found.judgement
+    accuracies = (judged.accuracy_fp32, judged.accuracy_int8)
     rows = []
-    for name, size_bytes, accuracy in zip(
-        pair.names, pair.sizes_bytes, (judged.accuracy_fp32, judged.accuracy_int8), strict=True
-    ):
+    for name, size_bytes, accuracy in zip(pair.names, pair.sizes_bytes, accuracies, strict=True):
         figures = pair.measured.get(name)
+        p50_ms, speed = (figures.latency_ms_p50, figures.speedup_vs_reference) if figures else (None, None)
         rows.append(
             {
-                "model": (name, ""),
-                "MB": (plain(size_bytes / 1e6), ""),
-                "top-1 %": _cell(accuracy, 100.0, "no labels"),
-                "p50 ms": _cell(figures.latency_ms_p50 if figures else None, 1.0, "not measured"),
-                f"{TIMES} fp32": _cell(
-                    figures.speedup_vs_reference if figures else None, 1.0, "not measured"
-                ),
+                "model": named(name, pair.classes),
+                "MB": Cell(plain(size_bytes / 1e6)),
+                "top-1 %": interval_cell(accuracy, "no labels", scale=100.0),
+                "p50 ms": interval_cell(p50_ms, "not measured"),
+                f"{TIMES} fp32": interval_cell(speed, "not measured"),
             }
         )
     return rows
 
 
-def _cell(interval: Interval | None, scale: float, absent: str) -> Cell:
-    if interval is None:
-        return ABSENT, absent
-    value = plain(interval.value * scale)
-    return value, "" if interval.low == interval.high else bounds(interval, scale=scale)
-
-
-def gate_rows(judged: Judgement, limits: Bounds) -> list[dict[str, Cell]]:
+def gate_rows(judged: Judgement, limits: Bounds) -> list[Row]:
     """What was judged, what was found, what is allowed."""
-    rows = []
-    if judged.accuracy_change is not None:
-        rows.append(
-            _gate_row(
-                "change of top-1, points",
-                _cell(judged.accuracy_change, 100.0, ""),
-                f"at least {plain(0.0 - 100 * limits.max_accuracy_drop)}",
-            )
-        )
-    if judged.top1_agreement is not None:
-        required = f"at least {plain(100 * limits.min_top1_agreement)}"
-        rows.append(_gate_row("same class as fp32, %", _cell(judged.top1_agreement, 100.0, ""), required))
-    relative = f"at most {limits.max_relative_error:g}" if not judged.is_classes else "not judged"
-    rows.append(
-        _gate_row(f"relative error of {judged.output}", (f"{judged.relative_error:.2g}", ""), relative)
+    change, agreement = judged.accuracy_change, judged.top1_agreement
+    least = f"at least {plain(0.0 - 100 * limits.max_accuracy_drop)}"
+    required = f"at least {plain(100 * limits.min_top1_agreement)}"
+    relative = "not judged" if judged.is_classes else f"at most {limits.max_relative_error:g}"
+    rows = (
+        ("change of top-1, points", change and interval_cell(change, scale=100.0), least),
+        ("same class as fp32, %", agreement and interval_cell(agreement, scale=100.0), required),
+        (f"relative error of {judged.output}", Cell(f"{judged.relative_error:.2g}"), relative),
+        ("largest difference", Cell(f"{judged.max_abs_error:.2g}"), "not judged"),
+        ("NaN or infinity", Cell(f"{judged.nan + judged.infinite:,}"), "none"),
     )
-    rows.append(_gate_row("largest difference", (f"{judged.max_abs_error:.2g}", ""), "not judged"))
-    rows.append(_gate_row("NaN or infinity", (f"{judged.nan + judged.infinite:,}", ""), "none"))
-    return rows
-
-
-def _gate_row(what: str, found: Cell, allowed: str) -> dict[str, Cell]:
-    return {"gate": (what, ""), "found": found, "allowed": (allowed, "")}
+    return [
+        {"gate": Cell(what), "found": found, "allowed": Cell(allowed)}
+        for what, found, allowed in rows
+        if found
+    ]
 
 
 def how_in_words(found: Quantized) -> list[str]:
@@ -139,47 +118,16 @@ def _samples(count: int, which: str = "") -> str:
 
 def quantize_page(pair: Pair, *, facts: Mapping[str, str]) -> str:
     """The whole HTML document. facts: what the figures depend on."""
-    refused = bool(pair.found.judgement.refusal)
-    classes = colour_classes(pair.names, reference=pair.names[0])
-    title = f"{pair.names[0]} in int8"
-    speed = pair.speed
-    return document(
-        title,
-        node(
-            "header",
-            node("p", "hpml quantize", class_="eyebrow none" if refused else "eyebrow"),
-            node("h1", breakable(title)),
-            node("p", verdict_in_words(pair), class_="lead"),
-            [node("p", warning, class_="warning") for warning in pair.warnings],
-        ),
-        node("section", node("h2", "Both models"), _table(model_rows(pair), classes)),
-        node(
-            "section",
-            node("h2", "The gate"),
-            _table(gate_rows(pair.found.judgement, pair.limits), {}),
-            node("p", _HOW, class_="note"),
-        ),
-        node("section", node("h2", "How"), [node("p", sentence) for sentence in how_in_words(pair.found)]),
-        *(figures_sections(speed, classes) if speed and speed.engines else ()),
-        conditions_section(speed) if speed else None,
-        node("section", node("h2", "Machine and versions"), definitions(facts)),
+    return rendering.render(
+        "pipelines/command_pages/templates/quantize.html",
+        title=f"{pair.names[0]} in int8",
+        pair=pair,
+        classes=pair.classes,
+        verdict=verdict_in_words(pair),
+        models=model_rows(pair),
+        gate=gate_rows(pair.found.judgement, pair.limits),
+        how=how_in_words(pair.found),
+        facts=facts,
+        pictures=pictures,
+        tables=tables,
     )
-
-
-def _table(rows: Sequence[Mapping[str, Cell]], classes: Mapping[str, str]) -> Element:
-    shown = [
-        node(
-            "tr",
-            [
-                node(
-                    "td",
-                    keyed(value, classes[value]) if value in classes else nowrap(value),
-                    node("small", small) if small else None,
-                    data_label=column,
-                )
-                for column, (value, small) in row.items()
-            ],
-        )
-        for row in rows
-    ]
-    return table(rows[0], shown)

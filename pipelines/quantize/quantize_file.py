@@ -205,7 +205,7 @@ def show(record: QuantizeRecord, place: OutputPaths, output: str) -> None:
         print(json.dumps(record.model_dump(mode="json"), indent=2))
         return
     for rows in (model_rows(record.pair), gate_rows(record.found.judgement, record.job.bounds)):
-        cells = [["\n".join(filter(None, cell)) for cell in row.values()] for row in rows]
+        cells = [[cell.lines for cell in row.values()] for row in rows]
         bench_tables.print_figures(list(rows[0]), cells, right=range(1, len(rows[0])))
     for sentence in (
         verdict_in_words(record.pair),

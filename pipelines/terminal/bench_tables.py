@@ -10,13 +10,14 @@ from rich.text import Text
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
 from hpml.pipelines.bench.record import PAGE, BenchRecord
-from hpml.pipelines.command_pages.bench import metric_in_words, output_rows, outputs_in_words
+from hpml.pipelines.command_pages.tables import metric_in_words, output_rows, outputs_in_words
 from hpml.pipelines.terminal import console
-from hpml.reporting.costs import undisturbed
-from hpml.reporting.format import bounds, percent, plain
+from hpml.reporting.cells import interval_cell
+from hpml.reporting.costs import energy_sources, undisturbed
+from hpml.reporting.format import percent, plain
 from hpml.reporting.measurement_tables import (
     NOT_MEASURED,
-    by_state,
+    figure_cell,
     in_each_state,
     over_the_mixture,
     settings_of,
@@ -56,11 +57,7 @@ def printable(text: str) -> str:
 
 def figure(interval: Interval | None, absent: str = "") -> str:
     """The cell of a figure: the value above its interval, or why there is none."""
-    if interval is None:
-        return f"{_ABSENT}\n{absent}" if absent else _ABSENT
-    if interval.low == interval.high:  # a ratio to itself
-        return plain(interval.value)
-    return f"{plain(interval.value)}\n{bounds(interval)}"
+    return interval_cell(interval).lines if interval else f"{_ABSENT}\n{absent}".rstrip()
 
 
 def print_figures(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right: Sequence[int]) -> None:
@@ -83,12 +80,7 @@ def _latencies(measurements: MeasurementsSpec) -> None:
 
 def _latency(engine: EngineFigures, one: str) -> str:
     """The cell of a figure with what it is in each state of the cores, or why there is none."""
-    interval = getattr(engine, one)
-    if interval is None:
-        return _missing(engine, one)
-    is_itself = interval.low == interval.high
-    states = [] if is_itself else [f"{state} {value}" for state, value in by_state(engine, one)]
-    return "\n".join([figure(interval), *states])
+    return figure_cell(engine, one).lines if getattr(engine, one) else _missing(engine, one)
 
 
 def _missing(engine: EngineFigures, one: str) -> str:
@@ -123,19 +115,19 @@ def _scenarios(measurements: MeasurementsSpec) -> None:
 
 def _costs(measurements: MeasurementsSpec) -> None:
     priced = any(e.resources and e.resources.price_per_million for e in measurements.engines.values())
-    rows = []
-    for name, engine in measurements.engines.items():
-        costs = engine.resources
-        if costs is None:
-            continue
-        cells = [
+    rows = [
+        (
+            name,
             figure(costs.cold_start_ms),
             figure(costs.load_ms),
             _megabytes(costs.peak_rss_bytes),
             _megabytes(engine.size_bytes),
             figure(costs.energy_mj_per_request),
-        ]
-        rows.append((name, *cells, *([figure(costs.price_per_million)] if priced else [])))
+            *([figure(costs.price_per_million)] * priced),
+        )
+        for name, engine in measurements.engines.items()
+        if (costs := engine.resources)
+    ]
     columns = ["engine", "cold ms", "load ms", "RSS MB", "size MB", "mJ"] + ["price/1e6"] * priced
     print_figures(columns, rows, right=range(1, len(columns)))
 
@@ -147,7 +139,9 @@ def _megabytes(size_bytes: int | None) -> str:
 def _outputs(record: BenchRecord) -> None:
     rows = output_rows(record.outputs, record.measurements.reference)
     if rows:
-        print_figures(list(rows[0]), [list(row.values()) for row in rows], right=(2, 3, 4, 5, 6))
+        print_figures(
+            list(rows[0]), [[cell.lines for cell in row.values()] for row in rows], right=(2, 3, 4, 5, 6)
+        )
 
 
 def _closing(record: BenchRecord) -> Iterator[str]:
@@ -164,9 +158,9 @@ def _closing(record: BenchRecord) -> Iterator[str]:
     yield from outputs_in_words(record.outputs, measurements.reference)
     if any(engine.scenarios for engine in measurements.engines.values()):
         yield "Scenarios by the definitions of MLPerf Inference; not an MLPerf result."
-    energy = {e.resources.energy_source for e in measurements.engines.values() if e.resources} - {""}
+    energy = energy_sources(measurements.engines)
     if energy:
-        yield f"mJ: energy of a request at batch 1, {'; '.join(sorted(energy))}."
+        yield f"mJ: energy of a request at batch 1, {energy}."
     yield _conditions(measurements)
     if measurements.incomplete:
         yield f"WARNING: not all is measured: {measurements.incomplete}."

@@ -34,6 +34,12 @@ err = Console(stderr=True, highlight=False)
 
 _PLAIN_EVERY_S = 10.0
 _NAME_WIDTH = 20  # what the other columns leave of 80
+_FIGURES = {
+    "latency_ms_p50": 3,  # decimals
+    "latency_ms_p99": 3,
+    "speedup_vs_reference": 2,
+    "speedup_vs_best_fp32": 2,
+}
 _COLUMNS = ("top-1 %", "MB", "p50 ms", "p99 ms", "x eager", "x fp32")
 _NOT_MEASURED = NOT_MEASURED.replace(" ", "\n")  # in a narrow cell
 _MARKS = {
@@ -72,7 +78,7 @@ class PlainWatcher:
 
 
 class LiveWatcher(PlainWatcher):
-    """A bar for each running step, on a terminal."""
+    """A bar for each running step, on a terminal, and lines above the bars."""
 
     def __init__(self, progress: Progress) -> None:
         super().__init__()
@@ -88,7 +94,7 @@ class LiveWatcher(PlainWatcher):
             self._progress.remove_task(self._tasks.pop(name))
         line = _ending(name, record)
         if line:
-            self._progress.console.print(line, soft_wrap=True)
+            err.print(line, soft_wrap=True)
 
     def progressed(self, name: str, event: Mapping[str, Any]) -> None:
         """Move the bar."""
@@ -99,10 +105,6 @@ class LiveWatcher(PlainWatcher):
                 total=event["total"],
                 note=escape(str(event["note"])),
             )
-
-    def say(self, text: str) -> None:
-        """A line above the bars."""
-        self._progress.console.print(escape(text), soft_wrap=True)
 
 
 @contextmanager
@@ -158,7 +160,8 @@ def print_variants(measured: MeasurementsSpec, decision: Decision) -> None:
             label = textwrap.fill(name, _NAME_WIDTH)  # at a hyphen, where it does not fit
             settings = textwrap.fill(settings_of(figures), _NAME_WIDTH)
             told = Text(f"{label}\n") + _verdict(decision, name)
-            table.add_row(told + Text(f"\n{settings}" if settings else "", style="dim"), *_cells(figures))
+            cells = [Text(cell) if cell == _NOT_MEASURED else _dim_below(cell) for cell in _cells(figures)]
+            table.add_row(told + Text(f"\n{settings}" if settings else "", style="dim"), *cells)
     out.print(table)
     for reason, names in _by_reason(measured, decision).items():
         out.print(Text(f"{reason}: {', '.join(names)}"), soft_wrap=True)
@@ -203,7 +206,7 @@ def variants_markdown(measured: MeasurementsSpec, decision: Decision) -> str:
     head = ("variant", "settings", *_COLUMNS, "verdict")
     lines = [f"| {' | '.join(head)} |", f"|---|---{'|--:' * len(_COLUMNS)}|---|"]
     for name, figures in measured.engines.items():
-        cells = [_on_one_line(cell.plain) for cell in _cells(figures)]
+        cells = [_on_one_line(cell) for cell in _cells(figures)]
         settings = settings_of(figures) or "-"
         lines.append(f"| {' | '.join((name, settings, *cells, decision.verdicts[name].outcome))} |")
     reasons = [f"{why}: {', '.join(names)}" for why, names in _by_reason(measured, decision).items()]
@@ -219,41 +222,40 @@ def _on_one_line(cell: str) -> str:
     return f"{value} ({'; '.join(more)})" if more else value
 
 
+def _dim_below(cell: str) -> Text:
+    value, *more = cell.split("\n")
+    return Text("\n").join([Text(value), *(Text(line, style="dim") for line in more)])
+
+
 def _verdict(decision: Decision, name: str) -> Text:
     styles = {"chosen": "bold green", "tied": "green", "disqualified": "red", "not built": "yellow"}
     outcome = decision.verdicts[name].outcome
     return Text(outcome, style=styles.get(outcome, "dim"))
 
 
-def _cells(figures: EngineFigures) -> list[Text]:
-    accuracy = figures.accuracy_top1
-    if accuracy:
-        accuracy = Interval(value=accuracy.value * 100, low=accuracy.low * 100, high=accuracy.high * 100)
+def _cells(figures: EngineFigures) -> list[str]:
+    """Of each column the figure, and on the lines below it its interval and what it is in each state."""
+    top1 = figures.accuracy_top1
+    percents = top1 and Interval(value=100 * top1.value, low=100 * top1.low, high=100 * top1.high)
     return [
-        _interval(accuracy, decimals=1),
-        Text(f"{figures.size_bytes / 1e6:.2f}" if figures.size_bytes else "-"),
-        _figure(figures, "latency_ms_p50"),
-        _figure(figures, "latency_ms_p99"),
-        _figure(figures, "speedup_vs_reference", decimals=2),
-        _figure(figures, "speedup_vs_best_fp32", decimals=2),
+        _interval(percents, decimals=1) if percents else "-",
+        f"{figures.size_bytes / 1e6:.2f}" if figures.size_bytes else "-",
+        *(_figure(figures, figure, decimals) for figure, decimals in _FIGURES.items()),
     ]
 
 
-def _figure(figures: EngineFigures, figure: str, *, decimals: int = 3) -> Text:
-    """The figure with its interval, and below what it is in each state of the cores."""
+def _figure(figures: EngineFigures, figure: str, decimals: int) -> str:
     interval = getattr(figures, figure)
     if interval is None:
-        return Text(_NOT_MEASURED if why_absent(figures, figure) else "-")
-    states = [f"\n{state} {value}" for state, value in by_state(figures, figure)]
+        return _NOT_MEASURED if why_absent(figures, figure) else "-"
     is_itself = interval.low == interval.high
-    return _interval(interval, decimals=decimals) + Text("" if is_itself else "".join(states), style="dim")
+    states = [] if is_itself else [f"{state} {value}" for state, value in by_state(figures, figure)]
+    return "\n".join([_interval(interval, decimals=decimals), *states])
 
 
-def _interval(interval: Interval | None, *, decimals: int = 3) -> Text:
+def _interval(interval: Interval, *, decimals: int) -> str:
     """The value, and below it the interval; at most `decimals`, fewer for large values, so columns fit."""
-    if interval is None:
-        return Text("-")
     if interval.high >= 1:
         decimals = min(decimals, max(0, 2 - int(math.log10(interval.high))))
-    bounds = f"{interval.low:.{decimals}f}-{interval.high:.{decimals}f}"
-    return Text(f"{interval.value:.{decimals}f}\n") + Text(bounds, style="dim")
+    value, low, high = (f"{one:.{decimals}f}" for one in (interval.value, interval.low, interval.high))
+    return f"{value}\n{low}-{high}"

@@ -14,6 +14,7 @@ from hpml.pipelines.command_pages.bench import bench_page
 from hpml.reporting.format import sentence
 from hpml.reporting.over_time import latency_over_time, over_time_picture, read_over_time
 from tests import measured_specs
+from tests.html_elements import compact
 
 FACTS = {"command": "hpml bench a.onnx b.onnx"}
 
@@ -21,7 +22,7 @@ FACTS = {"command": "hpml bench a.onnx b.onnx"}
 def body(measured: MeasurementsSpec, samples: dict[str, Any]) -> str:
     over_time = latency_over_time(samples, measured.engines)
     page = bench_page(measured, facts=FACTS, notes=(), outputs={}, over_time=over_time)
-    return page.partition("<body>")[2]
+    return compact(page.partition("<body>")[2])
 
 
 def text(html: str) -> str:

@@ -8,12 +8,14 @@ from typing import Any
 
 import pytest
 
+from hpml.components import STAGES
 from hpml.pipelines import recipe
 from hpml.pipelines.engine import cache_keys
 from hpml.pipelines.engine.cache_keys import CacheKeyInputs, RuntimeEnvironment, cache_key_inputs, code_of
 from hpml.pipelines.graph import graph
 from hpml.pipelines.plan import Plan, trace
 
+ROOT = Path(__file__).parents[2]
 RECIPE = {"data": "digits", "train": {"model": {"architecture": "mynets.net:net"}}}
 
 
@@ -67,6 +69,34 @@ def test_libraries_beside_us_are_told_by_their_version_and_not_read(
     code = code_of.__wrapped__("hpml.train")
     assert set(code.modules) == {"hpml", "hpml.train"}
     assert code.libraries == {"torch": "torch"}
+
+
+def test_templates_are_code_of_the_stage_that_renders_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ours = {"hpml/__init__.py": "", "hpml/show/__init__.py": "", "hpml/show/page.py": ""}
+    stages = {"hpml/a.py": "import hpml.show.page", "hpml/b.py": ""}
+    write(tmp_path, {**ours, **stages, "hpml/show/templates/page.html": "<p>one</p>"})
+    monkeypatch.setattr(cache_keys, "_ROOT", tmp_path)
+    before = {stage: code_of.__wrapped__(f"hpml.{stage}") for stage in "ab"}
+    write(tmp_path, {"hpml/show/templates/page.html": "<p>two</p>"})
+    after = {stage: code_of.__wrapped__(f"hpml.{stage}") for stage in "ab"}
+    assert before["a"].digest != after["a"].digest and before["b"].digest == after["b"].digest
+
+
+def test_the_report_alone_has_templates() -> None:
+    found = {
+        stage: {name for name in code_of(f"hpml.components.{stage}.stage").modules if "/" in name}
+        for stage in STAGES
+    }
+    places = {"hpml.reporting": "hpml/reporting", "hpml.components.report": "components/report"}
+    templates = {
+        f"{package}/{file.name}"
+        for package, folder in places.items()
+        for file in (ROOT / folder / "templates").iterdir()
+    }
+    assert found == {stage: set() for stage in STAGES} | {"report": templates}
+    assert "hpml.reporting/page.html" in templates
 
 
 # ------------------------------------------------------------------------------------------------------- keys

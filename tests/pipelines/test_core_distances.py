@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 
 from hpml.artifacts.core_state import CoreDistances
+from hpml.artifacts.peaks import PeaksSpec
 from hpml.pipelines.bench import core_distances
 from hpml.pipelines.bench import machine as bench_machine
-from hpml.reporting.core_distances import cores_section, in_words, state_rows
-from hpml.reporting.markup import to_html
-from hpml.reporting.peaks import peaks_page
+from hpml.pipelines.command_pages.machine import machine_page
+from hpml.reporting.core_distances import in_words, state_rows
 from tests.components.peaks.test_peaks_page import spec as spec  # a fixture
 
 NEAR_FAR = (np.repeat([200.0, 480.0, 200.0], [70, 130, 100]) * np.resize([0.97, 1.0, 1.03], 300)).tolist()
@@ -31,6 +31,10 @@ def seen(cpus: int, usable: int | None = None) -> CoreDistances:
         changes=changes,
         seconds=30.0,
     )
+
+
+def page_without_peaks(cores: CoreDistances) -> str:
+    return machine_page(PeaksSpec(hardware={}, bandwidths=(), gemms=()), cores)
 
 
 @pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="needs two CPUs")
@@ -53,7 +57,7 @@ def test_with_one_cpu_one_line_says_that_there_is_nothing_to_measure(
     assert cores == CoreDistances(cpus=(3,), usable_cpus=1)
     bench_machine._print_cores(cores)
     assert capsys.readouterr().out.splitlines() == [in_words(cores)]
-    assert "<table" not in to_html(cores_section(cores))
+    assert in_words(cores) in page_without_peaks(cores) and "<table" not in page_without_peaks(cores)
 
 
 def test_a_large_machine_is_sampled(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -102,5 +106,5 @@ def test_the_matrix_fits_the_terminal_and_stands_on_the_page(
     assert max(map(len, lines)) <= 80
     last = next(line for line in lines if line.split()[:1] == [str(99 + cpus)])
     assert len(last.split()) == cpus
-    page = peaks_page(spec, cores)  # type: ignore[arg-type]
+    page = machine_page(spec, cores)  # type: ignore[arg-type]
     assert f"CPU {99 + cpus}" in page and "far" in page and f"a sample of {cpus} of 64" in page

@@ -181,4 +181,4 @@ def test_the_verdict_says_what_is_known(ratio: Any, words: str) -> None:
 def test_names_from_outside_are_escaped() -> None:
     page = quantize_page(pair(None, refusal="<script>x</script>", name="<script>alert(1)</script>"), facts={})
     assert "<script" not in page
-    assert model_rows(pair(None))[0]["top-1 %"][1] == "no labels"
+    assert model_rows(pair(None))[0]["top-1 %"].small == ("no labels",)

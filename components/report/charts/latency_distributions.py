@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element
 
@@ -10,38 +10,39 @@ import numpy as np
 
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import EngineFigures
-from hpml.components.report.charts.common import NARROW_PX, Classes
 from hpml.components.report.content import Content
-from hpml.reporting.format import shorten
-from hpml.reporting.svg import Scale, label, line, padded, path, picture, x_axis
+from hpml.reporting.svg import Scale, is_narrow, label, line, padded, path, picture, row_name, x_axis
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 
-def latency_distributions(content: Content, classes: Classes, width: float) -> Element:
+def latency_distributions(content: Content, classes: Mapping[str, str], width: float) -> Element:
     """The density of each engine's latencies over a common log axis, p50, p90 and p99 marked."""
-    rows = _Rows(width, len(content.latency_ms), row_height=56)
-    x = _latency_scale(list(content.latency_ms.values()), rows)
-    drawn = x_axis(x, rows.top, rows.bottom, "latency at batch 1, ms (log scale)")
+    narrow = is_narrow(width)
+    pitch, left, top = (74, 8, 4) if narrow else (56, 214, 4)
+    bottom = top + pitch * len(content.latency_ms) + 6
+    x = _latency_scale(content.latency_ms.values(), left, width - 14)
+    drawn = x_axis(x, top, bottom, "latency at batch 1, ms (log scale)")
     for index, (name, latency_ms) in enumerate(content.latency_ms.items()):
-        base = rows.baseline(index)
+        base = top + pitch * (index + 1) - 16
         outline = [(at, base - 30 * share) for at, share in _density(latency_ms, x)]
         outline = [(outline[0][0], base), *outline, (outline[-1][0], base)]
+        strong = name == content.decision.chosen
         drawn += [
-            rows.name(index, name, strong=name == content.decision.chosen),
+            row_name(name, left, beside=base - 6, above=base - 38, narrow=narrow, strong=strong),
             path(outline, f"area {classes[name]}", closed=True),
             line(x.start, base, x.end, base, "rule"),
         ]
         drawn += _percentile_marks(content.measurements.engines[name], x, base, classes[name])
-    return picture(width, rows.height, "Distribution of the latencies of each engine", drawn)
+    return picture(width, bottom + 44, "Distribution of the latencies of each engine", drawn)
 
 
-def _latency_scale(samples: Sequence[NDArray[np.float64]], rows: _Rows) -> Scale:
+def _latency_scale(samples: Iterable[NDArray[np.float64]], left: float, right: float) -> Scale:
     """From the fastest request to the slowest engine's p99.5; what lies beyond is in the samples."""
-    low = min(float(latency_ms.min()) for latency_ms in samples)
-    high = max(float(np.quantile(latency_ms, 0.995)) for latency_ms in samples)
-    return padded([low, high], rows.left, rows.right, log=True, by=0.03)
+    ends = [(float(latency_ms.min()), float(np.quantile(latency_ms, 0.995))) for latency_ms in samples]
+    lows, highs = zip(*ends, strict=True)
+    return padded([min(lows), max(highs)], left, right, log=True, by=0.03)
 
 
 def _density(latency_ms: NDArray[np.float64], x: Scale, *, step: float = 2.0) -> list[tuple[float, float]]:
@@ -74,26 +75,3 @@ def _percentile_marks(engine: EngineFigures, x: Scale, base: float, class_: str)
             drawn.append(label(figure[-3:], at, base + 15, "small", anchor="middle"))
             free_from = at + 11
     return drawn
-
-
-class _Rows:
-    """Horizontal rows over one x axis, with a name each: to the left, or above where it is narrow."""
-
-    def __init__(self, width: float, count: int, *, row_height: float) -> None:
-        self.narrow = width <= NARROW_PX
-        self.pitch = row_height + (18 if self.narrow else 0)
-        self.left, self.right = (8.0 if self.narrow else 214.0), width - 14
-        self.top = 4.0
-        self.bottom = self.top + self.pitch * count + 6
-        self.height = self.bottom + 44
-
-    def baseline(self, index: int) -> float:
-        """Where the things of a row stand on."""
-        return self.top + self.pitch * (index + 1) - 16
-
-    def name(self, index: int, text: str, *, strong: bool = False) -> Element:
-        """The name of a row."""
-        class_ = "name strong" if strong else "name"
-        if self.narrow:
-            return label(shorten(text, 44), self.left, self.baseline(index) - 38, class_)
-        return label(shorten(text, 30), self.left - 14, self.baseline(index) - 6, class_, anchor="end")

@@ -11,7 +11,7 @@ import pytest
 from hpml.measuring import outputs
 from hpml.measuring.subjects import OnnxSubject, ServerSubject, TorchSubject
 from hpml.measuring.subjects.tensors import parse_input
-from hpml.pipelines.command_pages.bench import output_rows, outputs_in_words
+from hpml.pipelines.command_pages.tables import output_rows, outputs_in_words
 from tests.small_subjects import MODEL_OF_THE_USER, inference_server, write_image_model, write_text_model
 
 
@@ -61,7 +61,7 @@ def test_outputs_go_by_name_and_those_of_other_names_by_place() -> None:
     own = [{"scores": np.ones((1, 2)), "boxes": np.zeros((1, 4))}]
     expected = [{"boxes": np.zeros((1, 4)), "logits": np.ones((1, 2))}]
     rows = output_rows({"a": outputs.compare(expected, expected), "b": outputs.compare(own, expected)}, "a")
-    assert [(row["output"], row["max difference"]) for row in rows] == [
+    assert [(row["output"].text, row["max difference"].text) for row in rows] == [
         ("scores (logits)", "0"),
         ("boxes", "0"),
     ]

@@ -12,10 +12,10 @@ import pytest
 
 from hpml.artifacts.measurements import PairedAccuracy
 from hpml.components.report.content import Content, gather
-from hpml.components.report.sections.accuracy import accuracy_detail_section
+from hpml.components.report.page import parts_of
 from hpml.measuring.accuracy import paired_accuracy
 from hpml.measuring.goals import Goals
-from hpml.reporting.colours import colour_classes
+from tests.html_elements import parsed
 
 MakeRun = Callable[..., Any]
 ROWS = 1000
@@ -56,8 +56,8 @@ def content_with(made: Any, paired: dict[str, PairedAccuracy], class_names: tupl
 
 
 def _section(content: Content) -> Element | None:
-    classes = colour_classes(content.engines, reference=content.measurements.reference)
-    return accuracy_detail_section(content, classes)
+    html = parts_of(content).accuracy()
+    return parsed(html) if html.strip() else None
 
 
 @pytest.fixture

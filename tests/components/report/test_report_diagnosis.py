@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+from typing import Any
 from xml.etree.ElementTree import Element
 
 import pytest
@@ -11,11 +12,12 @@ import pytest
 from hpml.artifacts.diagnosis import DiagnosisSpec, EngineDiagnosis, Finding, LayerFigures
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.peaks import BandwidthPoint, GemmPoint, PeaksSpec
-from hpml.components.report.sections.diagnosis import diagnosis_section
+from hpml.components.report import diagnosis as diagnosing
+from hpml.reporting import rendering
 from hpml.reporting.colours import colour_classes
 from hpml.reporting.format import shorten
-from hpml.reporting.markup import to_html
 from hpml.reporting.roofline import Point, roofline
+from tests.html_elements import parsed
 
 CLASSES = {"fp32/eager": "k0", "int8/onnx": "k1", "int8/tensorrt": "k2"}
 
@@ -85,6 +87,17 @@ def diagnosis() -> DiagnosisSpec:
     )
 
 
+def section_html(
+    diagnosis: DiagnosisSpec, peaks: PeaksSpec, classes: dict[str, str], chosen: str | None
+) -> str:
+    template = rendering.macros("components/report/templates/diagnosis.html", diagnosing=diagnosing)
+    return str(template.diagnosis_section(diagnosis, peaks, classes, chosen))
+
+
+def diagnosis_section(*given: Any) -> Element:
+    return parsed(section_html(*given))
+
+
 def text_of(element: Element) -> str:
     return " ".join("".join(element.itertext()).split())
 
@@ -123,7 +136,7 @@ def test_engines_of_a_gpu_have_a_picture_of_their_own(diagnosis: DiagnosisSpec, 
 
 
 def test_what_comes_from_outside_is_text(diagnosis: DiagnosisSpec, peaks: PeaksSpec) -> None:
-    html = to_html(diagnosis_section(diagnosis, peaks, CLASSES, "int8/onnx"))
+    html = section_html(diagnosis, peaks, CLASSES, "int8/onnx")
     assert "<script" not in html and "<b>channels" not in html
     assert len(html.encode()) < 60_000
 

@@ -4,16 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from typing import Any
-from xml.etree.ElementTree import tostring
 
 import pytest
 
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import ConcurrencyFigures, EngineFigures, ScenarioFigures
 from hpml.components.report.content import Content, gather
-from hpml.components.report.sections.scenarios import scenarios_section
+from hpml.components.report.page import parts_of
 from hpml.measuring.goals import Goals
-from hpml.reporting.colours import colour_classes
 
 
 def about(value: float) -> Interval:
@@ -79,9 +77,9 @@ def _of(content: Content, engines: dict[str, EngineFigures]) -> Content:
 
 
 def _text(content: Content) -> str:
-    section = scenarios_section(content, colour_classes(content.engines, reference="fp32/eager"))
-    assert section is not None
-    return tostring(section, encoding="unicode")
+    section = str(parts_of(content).scenarios())
+    assert "<section>" in section
+    return section
 
 
 def test_every_figure_and_every_reason_is_shown(content: Content) -> None:
@@ -116,7 +114,7 @@ def test_without_measurements_there_is_no_section(content: Content) -> None:
         name: engine.model_copy(update={"scenarios": (), "concurrency": (), "throughput": ()})
         for name, engine in content.measurements.engines.items()
     }
-    assert scenarios_section(_of(content, engines), {}) is None
+    assert not parts_of(_of(content, engines)).scenarios().strip()
 
 
 def test_a_loop_that_was_disturbed_is_a_reason_and_no_point(content: Content) -> None:

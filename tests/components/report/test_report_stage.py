@@ -25,6 +25,7 @@ from hpml.core.errors import StageFailed
 from hpml.measuring.goals import Goals
 from hpml.reporting.costs import condition_facts
 from tests import measured_specs
+from tests.html_elements import compact
 
 MakeRun = Callable[..., Any]
 RunStage = Callable[..., Artifact[Any]]
@@ -37,7 +38,7 @@ class Page(html.parser.HTMLParser):
 
     def __init__(self, source: str) -> None:
         super().__init__()
-        self.source = source
+        self.source = source = compact(source)
         self.elements: list[tuple[str, dict[str, str | None]]] = []
         self.shown: list[str] = []
         self._open: list[str] = []

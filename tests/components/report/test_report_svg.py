@@ -11,11 +11,11 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from hpml.artifacts.interval import Interval
+from hpml.reporting import rendering
 from hpml.reporting.colours import colour_classes, colour_of_training
 from hpml.reporting.format import bounds, duration, plain, shorten
 from hpml.reporting.labels import Box, Mark, place_labels
-from hpml.reporting.markup import node, number, to_html
-from hpml.reporting.svg import Scale, linear_ticks, log_ticks, padded, text_width, tick_labels
+from hpml.reporting.svg import Scale, linear_ticks, log_ticks, node, number, padded, text_width, tick_labels
 
 positive = st.floats(1e-4, 1e6)
 
@@ -125,10 +125,24 @@ class _Reader(html.parser.HTMLParser):
 @example("</p><script>x</script>", "p")
 @example('"><b', "text")
 @example("&lt;&#60;", "li")
-def test_whatever_a_text_is_it_is_read_as_that_text(text: str, tag: str) -> None:
-    reader = _Reader(to_html(node("div", node(tag, text, class_=text), text)))
-    assert reader.elements == [("div", []), (tag, [("class", text)])]
-    assert reader.text == f"\n{text}{text}\n"
+def test_whatever_a_text_is_a_picture_shows_it_as_that_text(text: str, tag: str) -> None:
+    drawn = rendering.drawing(lambda width: node("svg", node(tag, text=text, class_=text)))
+    assert drawn
+    reader = _Reader(drawn[0])
+    assert reader.elements == [("svg", []), (tag, [("class", text)])]
+    assert reader.text == text
+
+
+@given(st.text(st.characters(exclude_categories=["Cs"])))
+@example("</p><script>x</script>")
+@example('"><b')
+@example("&lt;&#60;")
+def test_whatever_a_text_is_a_template_shows_it_as_that_text(text: str) -> None:
+    reader = _Reader(str(rendering.macros("reporting/templates/elements.html").legend({text: text})))
+    shown = [(tag, attributes) for tag, attributes in reader.elements if tag != "wbr"]
+    assert [tag for tag, _ in shown] == ["ul", "li", "span", "span", "span"]
+    assert ("span", [("class", f"key {text}")]) in shown
+    assert reader.text == f"{text}\n"
 
 
 @pytest.mark.parametrize(("value", "text"), [(1.0, "1"), (0.5, "0.5"), (1.239, "1.24"), (10.0, "10")])
