@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,7 +21,7 @@ from hpml.artifacts.model_input import InputSpec
 from hpml.core.errors import ConfigInvalid, HpmlError, StageFailed
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 ARCHITECTURES: dict[str, str] = {
     "cnn": "hpml.models.cnn:cnn",
@@ -141,14 +142,19 @@ def load_weights(model: nn.Module, file: Path) -> nn.Module:
 
 def save(model: nn.Module, folder: Path) -> None:
     """Write the weights of `model` into `folder`."""
-    import torch
     from safetensors.torch import save_file
 
-    state = {  # cloned, as two names may share one tensor and a file of safetensors holds each on its own
+    save_file(copied(model.state_dict()), folder / WEIGHTS)
+
+
+def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`tensors` for a file of safetensors: two names may share one, and the file holds each on its own."""
+    import torch
+
+    return {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, tensor in model.state_dict().items()
+        for name, tensor in tensors.items()
     }
-    save_file(state, folder / WEIGHTS)
 
 
 def count(model: nn.Module, input_spec: InputSpec) -> tuple[int, int]:
