@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpml.core import memory
-from hpml.core.errors import ConfigInvalid
+from hpml.core.errors import ConfigInvalid, HpmlError
 
 BUILD_S = 300.0  # for importing and building a network; weights that it downloads included
 _WORTH_A_LOOK = 2**24  # bytes of a tensor
@@ -51,6 +51,20 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
         signal.setitimer(signal.ITIMER_REAL, *timer)
+
+
+@contextmanager
+def users_code(what: str, *, fix: str, kind: type[ConfigInvalid] = ConfigInvalid) -> Iterator[None]:
+    """Raise a `kind` of error, that `what` failed, for whatever a user's code in the body raises.
+
+    Errors of ours pass, such as Terminated from the handler of SIGTERM.
+    """
+    try:
+        yield
+    except HpmlError:
+        raise
+    except Exception as error:
+        raise kind(what, why=f"{type(error).__name__}: {error}", fix=fix) from None
 
 
 @contextmanager

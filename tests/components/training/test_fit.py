@@ -18,7 +18,7 @@ from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.model import ModelSpec
 from hpml.core.contract import Output
-from hpml.models.vit import vit
+from hpml.models.vit import Vit
 from hpml.tasks.images import load_split, top1_accuracy
 from hpml.training import learner, loop
 from hpml.training.config import Augment, Hyperparameters
@@ -48,7 +48,7 @@ def weights(model: nn.Module) -> torch.Tensor:
 def test_parts_of_a_batch_add_up_to_it(digits_data: Data, small_model: Model, tmp_path: Path) -> None:
     """With layer norm, which does not look at the other images of a batch."""
     torch.manual_seed(0)
-    network = vit(in_channels=1, num_classes=10, image_size=8, patch=4, dim=16, depth=1, heads=2)
+    network = Vit(in_channels=1, num_classes=10, image_size=8, patch=4, dim=16, depth=1, heads=2)
     whole, parts = (
         fitted(
             copy.deepcopy(network),
