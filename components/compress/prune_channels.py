@@ -168,14 +168,9 @@ def _groups(network: nn.Module, graph: Any, config: Criteria, importance: Scorer
 
 def _blocks(group: Any) -> int:
     """Into how many blocks the grouped convolutions in `group` divide it; depthwise ones shrink with it."""
-    layers = [dep.target.module for dep, _ in group]
+    layers = [dep.target.module for dep, _ in group if isinstance(dep.target.module, nn.Conv2d)]
     return max(
-        (
-            layer.groups
-            for layer in layers
-            if isinstance(layer, nn.Conv2d) and not layer.groups == layer.in_channels == layer.out_channels
-        ),
-        default=1,
+        (one.groups for one in layers if not one.groups == one.in_channels == one.out_channels), default=1
     )
 
 

@@ -67,18 +67,12 @@ def users_code(what: str, *, fix: str, kind: type[ConfigInvalid] = ConfigInvalid
         raise kind(what, why=f"{type(error).__name__}: {error}", fix=fix) from None
 
 
-@contextmanager
-def memory_limit(what: str) -> Iterator[None]:
-    """Refuse a tensor that does not fit into the memory that is left, before it is made.
+class memory_limit(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is entered, refuses a tensor that does not fit into the memory left, before it is made.
 
-    Raises ConfigInvalid that says how much `what`, such as "the model cnn", asked for.
+    It sees every operator that makes a tensor of a given size: empty, zeros, randn and their kind. Raises
+    ConfigInvalid that says how much `what`, such as "the model cnn", asked for.
     """
-    with _Allocations(what):
-        yield
-
-
-class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operator that makes a tensor of a given size: empty, zeros, randn and their kind."""
 
     def __init__(self, what: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

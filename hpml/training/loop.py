@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import signal
 import time
@@ -262,13 +263,12 @@ class _Training:
         model = self.learner.result().eval()
         self.group.broadcast(list(model.buffers()))
         correct = 0
-        begins = range(0, len(self.test_set), EVALUATION_BATCH * self.group.size)  # as many for every worker
-        mine = [begin + self.group.rank * EVALUATION_BATCH for begin in begins]
-        shares = [slice(start, min(start + EVALUATION_BATCH, len(self.test_set))) for start in mine]
-        some = [share for share in shares if share.start < share.stop]
-        with closing(self.test_set.stream(some)) as images:
-            for share in shares:
-                if share in some:
+        shares = list(batches(len(self.test_set), EVALUATION_BATCH))
+        rounds = range(0, len(shares), self.group.size)  # as many for every worker
+        mine = shares[self.group.rank :: self.group.size]
+        with closing(self.test_set.stream(mine)) as images:
+            for share, _ in itertools.zip_longest(mine, rounds):
+                if share is not None:
                     with torch.no_grad():
                         pixels = self.test_set.pixels(next(images))
                         logits = model(self.test_set.normalise(pixels, self.compute_device.layout))
