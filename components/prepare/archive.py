@@ -15,7 +15,6 @@ import tarfile
 import zipfile
 import zlib
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol, Self
 
@@ -27,17 +26,15 @@ HEADER_BYTES = 2**20  # more than any honest header of a tar member takes, paddi
 SMALL_BYTES = 2**20  # what any archive may hold, whatever its ratio
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What may come out of an archive; `ratio` is bytes out per byte of the archive."""
+# What may come out of an archive: so many members, and so many bytes, in all and per byte of the archive.
+MOST_MEMBERS = 500_000
+MOST_BYTES = 16 * 2**30
+MOST_RATIO = 100
 
-    members: int = 500_000
-    total_bytes: int = 16 * 2**30
-    ratio: int = 100
 
-    def most_bytes(self, archive_bytes: int) -> int:
-        """How much may come out of an archive of `archive_bytes`."""
-        return min(self.total_bytes, max(SMALL_BYTES, self.ratio * archive_bytes))
+def most_bytes(archive_bytes: int) -> int:
+    """How much may come out of an archive of `archive_bytes`."""
+    return min(MOST_BYTES, max(SMALL_BYTES, MOST_RATIO * archive_bytes))
 
 
 class _Readable(Protocol):
@@ -52,19 +49,18 @@ class _Damaged(Exception):
     """Why an archive is refused."""
 
 
-def extract(archive: Path, to: Path, *, limits: Limits | None = None) -> None:
+def extract(archive: Path, to: Path) -> None:
     """Extract a .tar, .tar.gz or .zip into the new folder `to`.
 
     Raises StageFailed if the archive is damaged, holds anything but files and folders, reaches outside, or
-    exceeds `limits`; nothing is at `to` then.
+    exceeds the limits above; nothing is at `to` then.
     """
-    limits = limits or Limits()
     folder = new_folder_beside(to)
     try:
         with archive.open("rb") as file:
-            for number, (name, content) in enumerate(_members(file, limits), start=1):
-                if number > limits.members:
-                    raise _Damaged(f"it has more than {limits.members} members")
+            for number, (name, content) in enumerate(_members(file), start=1):
+                if number > MOST_MEMBERS:
+                    raise _Damaged(f"it has more than {MOST_MEMBERS} members")
                 _write(name, content, folder)
         folder.rename(to)
     except _Damaged as refusal:
@@ -81,20 +77,23 @@ def extract(archive: Path, to: Path, *, limits: Limits | None = None) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-def _members(file: BinaryIO, limits: Limits) -> _Members:
+def _members(file: BinaryIO) -> _Members:
     """Of an archive of any of the three kinds, told by its first bytes."""
     magic = file.read(4)
-    archive_bytes = file.seek(0, os.SEEK_END)
+    limit_bytes = most_bytes(file.seek(0, os.SEEK_END))
     file.seek(0)
-    most_bytes = limits.most_bytes(archive_bytes)
-    too_large = _Damaged(
-        f"it expands to more than {most_bytes} bytes (allowed are {limits.total_bytes}, and {limits.ratio}"
-        " times its own size)"
-    )
     if magic.startswith(b"PK"):
-        return _zip_members(file, most_bytes, too_large)
+        return _zip_members(file, limit_bytes)
     stream = gzip.GzipFile(fileobj=file) if magic.startswith(b"\x1f\x8b") else file
-    return _tar_members(_Metered(stream, most_bytes, too_large))
+    return _tar_members(_Metered(stream, limit_bytes))
+
+
+def _require_within(expands_to: int, limit_bytes: int) -> None:
+    if expands_to > limit_bytes:
+        raise _Damaged(
+            f"it expands to more than {limit_bytes} bytes (allowed are {MOST_BYTES}, and {MOST_RATIO} times"
+            " its own size)"
+        )
 
 
 class _Metered:
@@ -103,16 +102,15 @@ class _Metered:
     step_bytes: how much the present step, a header or a file, may still take.
     """
 
-    def __init__(self, stream: _Readable, most_bytes: int, too_large: _Damaged) -> None:
-        self._stream, self._left_bytes, self._too_large = stream, most_bytes, too_large
+    def __init__(self, stream: _Readable, limit_bytes: int) -> None:
+        self._stream, self._limit_bytes, self._bytes = stream, limit_bytes, 0
         self.step_bytes = HEADER_BYTES
 
     def read(self, size: int = -1) -> bytes:
         data = self._stream.read(size)
-        self._left_bytes -= len(data)
+        self._bytes += len(data)
         self.step_bytes -= len(data)
-        if self._left_bytes < 0:
-            raise self._too_large
+        _require_within(self._bytes, self._limit_bytes)
         if self.step_bytes < 0:
             raise _Damaged("a member is longer than its header says, or its header is endless")
         return data
@@ -143,12 +141,11 @@ def _tar_members(stream: _Metered) -> _Members:
         pass
 
 
-def _zip_members(file: BinaryIO, most_bytes: int, too_large: _Damaged) -> _Members:
+def _zip_members(file: BinaryIO, limit_bytes: int) -> _Members:
     with zipfile.ZipFile(file) as archive:
-        if (
-            sum(member.file_size for member in archive.infolist()) > most_bytes
-        ):  # zipfile reads no more of each
-            raise too_large
+        _require_within(
+            sum(member.file_size for member in archive.infolist()), limit_bytes
+        )  # zipfile reads no more
         for member in archive.infolist():
             if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
                 raise _special(member.filename)

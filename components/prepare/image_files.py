@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TypeVar, cast
+from typing import Literal, TypeVar, cast
 
 import numpy as np
 from PIL import ExifTags, Image
@@ -145,11 +145,12 @@ def _facts(files: list[LabelledFile], channels: int, image_size: int | None, out
     """How the files become pixels: as `image_size` asks, or all of the size of the first."""
     if image_size:
         size_hw = (image_size, image_size)
-        return facts_of("pictures", channels, resize="shrink", fit_within_hw=size_hw, size_hw=size_hw)
-    policy = POLICY | {"mode": MODES[channels]}
-    [first] = _for_each(files[:1], lambda file: pictures.decode(file.path, policy), out, "decode")
-    size_hw = (first.height, first.width)
-    return facts_of("pictures", channels, resize="none", fit_within_hw=size_hw, size_hw=size_hw)
+    else:
+        policy = POLICY | {"mode": MODES[channels]}
+        [first] = _for_each(files[:1], lambda file: pictures.decode(file.path, policy), out, "decode")
+        size_hw = (first.height, first.width)
+    resize: Literal["shrink", "none"] = "shrink" if image_size else "none"
+    return facts_of("pictures", channels, resize=resize, fit_within_hw=size_hw, size_hw=size_hw)
 
 
 def _read_images(

@@ -13,7 +13,7 @@ from typing import IO, Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpml.components.prepare.archive import Limits
+from hpml.components.prepare.archive import most_bytes
 from hpml.components.prepare.checks import refuse
 from hpml.components.prepare.sources.base import Images, Preview
 from hpml.core import memory
@@ -99,7 +99,7 @@ def _declared_shapes(file: Path) -> dict[str, tuple[int, ...]]:
     with zipfile.ZipFile(file) as archive:
         members = archive.infolist()
         expands_to = sum(member.file_size for member in members)
-        if expands_to > Limits().most_bytes(file.stat().st_size):
+        if expands_to > most_bytes(file.stat().st_size):
             raise ValueError(f"it expands to {expands_to} bytes")
         if expands_to > memory.total_bytes():
             arrays, here = memory.in_words(expands_to), memory.in_words(memory.total_bytes())
