@@ -66,10 +66,10 @@ def read_batches(files: list[Path]) -> Images:
     """
     images, labels, names = [], [], []
     for file in files:
+        read = _read_binary if file.suffix == ".bin" else _read_python
         try:
-            if file.stat().st_size > MOST_BYTES:
-                raise ValueError(f"it has {file.stat().st_size} bytes")
-            read = _read_binary if file.suffix == ".bin" else _read_python
+            if (size_bytes := file.stat().st_size) > MOST_BYTES:
+                raise ValueError(f"it has {size_bytes} bytes")
             batch_chw, batch_labels = read(file)
         except ValueError as error:
             raise StageFailed(

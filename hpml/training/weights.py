@@ -106,10 +106,8 @@ def _safetensors(given: WeightsFile) -> Iterator[None]:
     try:
         yield
     except SafetensorError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigInvalid(
-            f"{given} is not a whole file of safetensors", why=reason, fix=_CONVERSION
-        ) from None
+        what, why = f"{given} is not a whole file of safetensors", " ".join(str(error).split())[:200]
+        raise ConfigInvalid(what, why=why, fix=_CONVERSION) from None
 
 
 def layout(file: Path, given: WeightsFile) -> Layout:
