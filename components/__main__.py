@@ -100,20 +100,16 @@ def arguments_of(job: Job) -> list[str]:
     for name, given in job.inputs.items():
         arguments.append(f"--{name}")
         arguments += [given] if isinstance(given, str) else [f"{key}={uri}" for key, uri in given.items()]
-    if job.out:
-        arguments += ["--out", job.out]
-    if job.scratch:
-        arguments += ["--scratch", job.scratch]
-    if job.events:
-        arguments += ["--events", job.events]
-    if job.threads:
-        arguments += ["--threads", str(job.threads)]
     lineage = _Given.model_validate({name: getattr(job, name) for name in _Given.model_fields})
-    if lineage != _Given():
-        arguments += ["--lineage", lineage.model_dump_json(exclude_defaults=True)]
-    if job.left_out:
-        arguments += ["--left-out", json.dumps(dict(job.left_out))]
-    return arguments
+    optional = {
+        "--out": job.out,
+        "--scratch": job.scratch,
+        "--events": job.events,
+        "--threads": str(job.threads or ""),
+        "--lineage": lineage.model_dump_json(exclude_defaults=True) if lineage != _Given() else "",
+        "--left-out": json.dumps(dict(job.left_out)) if job.left_out else "",
+    }
+    return arguments + [part for flag, value in optional.items() if value for part in (flag, value)]
 
 
 def _parser() -> Parser:
@@ -132,9 +128,8 @@ def _parser() -> Parser:
         flags.add_argument(
             "--check", action="append", default=[], metavar="STAGE.KEY=VALUE", help="of a later step"
         )
-        for name, many in shape.inputs.items():
-            kind = shape.input_kinds[name]
-            if many:
+        for name, kind in shape.input_kinds.items():
+            if shape.inputs[name]:
                 flags.add_argument(f"--{name}", nargs="+", metavar="NAME=URI", help=f"{kind} artifacts")
             else:
                 flags.add_argument(f"--{name}", metavar="URI", help=f"a {kind} artifact")
@@ -168,7 +163,6 @@ def parse(arguments: list[str]) -> Command:
         raise UsageError(f"--threads {parsed.threads} is negative")
     for given in parsed.check:
         _check(given)
-    lineage: _Given = validate(_Given, _json("--lineage", parsed.lineage), where="--lineage")
     job = Job(
         run=_run_path(parsed.stage),
         config=_config(shape, _json("--config", parsed.config), parsed.set),
@@ -178,20 +172,19 @@ def parse(arguments: list[str]) -> Command:
         events=parsed.events,
         threads=parsed.threads,
         import_paths=tuple(filter(None, os.environ.get("HPML_IMPORT_PATHS", "").split(os.pathsep))),
-        code_digest=lineage.code_digest,
-        libraries=lineage.libraries,
-        left_out=validate(dict[str, str], _json("--left-out", parsed.left_out), where="--left-out"),
-        parents=lineage.parents,
-        verified=lineage.verified,
+        left_out=_json("--left-out", parsed.left_out, dict[str, str]),
+        **_json("--lineage", parsed.lineage, _Given).model_dump(),
     )
     return Command(job, parsed.stage, kubeflow)
 
 
-def _json(flag: str, text: str) -> Any:
+def _json(flag: str, text: str, expected: Any = None) -> Any:
+    """The JSON that follows `flag`, as an `expected` if that is said."""
     try:
-        return json.loads(text)
+        value = json.loads(text)
     except (ValueError, RecursionError) as error:
         raise ConfigInvalid(f"{flag} is not JSON", why=str(error)) from None
+    return validate(expected, value, where=flag) if expected else value
 
 
 def _config(shape: StageSignature, fields: Any, overrides: Iterable[str]) -> Any:
@@ -203,11 +196,8 @@ def _config(shape: StageSignature, fields: Any, overrides: Iterable[str]) -> Any
             print(f"--set {override} has no value: {key} stays as it is", flush=True)
         else:
             given.append(override)
-    return (
-        with_overrides(shape.config_type, fields, given, where=f"the config of {shape.stage}")
-        if given
-        else fields
-    )
+    where = f"the config of {shape.stage}"
+    return with_overrides(shape.config_type, fields, given, where=where) if given else fields
 
 
 def _check(given: str) -> None:
@@ -228,15 +218,13 @@ def _inputs(
     shape: StageSignature, parsed: argparse.Namespace, kubeflow: ExecutorInput | None
 ) -> dict[str, Named]:
     """From the flags and, as far as these say nothing, from Kubeflow."""
-    names: dict[str, Named] = validate(
-        dict[str, str | dict[str, str]], _json("--names", parsed.names), where="--names"
-    )
+    names = _json("--names", parsed.names, dict[str, str | dict[str, str]])
     inputs: dict[str, Named] = kubeflow.input_paths(names) if kubeflow else {}
     for name, many in shape.inputs.items():
         value = getattr(parsed, name)
         if value is not None:
             inputs[name] = dict(_split_named(name, item) for item in value) if many else value
-    absent = [f"--{name}" for name in shape.inputs if name not in inputs and name not in shape.optional]
+    absent = [f"--{name}" for name in shape.inputs if name not in {*inputs, *shape.optional}]
     if absent:
         raise UsageError(f"the following arguments are required: {', '.join(absent)}")
     return {name: inputs[name] for name in shape.inputs if name in inputs}

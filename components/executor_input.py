@@ -98,10 +98,10 @@ class ExecutorInput(BaseModel):
         return str(self._output(OUT).path())
 
     def _output(self, name: str) -> _RuntimeArtifact:
-        given = self.outputs.artifacts.get(name, _Artifacts())
-        if not given.artifacts:
+        given = self.outputs.artifacts.get(name, _Artifacts()).artifacts
+        if not given:
             raise UsageError(f"the executor input has no output artifact {name!r}")
-        return given.artifacts[0]
+        return given[0]
 
     def deliver(self, stage: str, manifest: Manifest) -> None:
         """Write what KFP's page shows of the artifact at `out`, and `executor_output.json`.
@@ -113,19 +113,12 @@ class ExecutorInput(BaseModel):
         metadata: dict[str, dict[str, Any]] = {OUT: {"digest": manifest.digest}, METRICS: scalars}
         if stage == "report":
             self._show_report(self._output(OUT).path(), str(manifest.spec["title"]))
-        shown = {
-            name: self._output(name).model_copy(
-                update={"metadata": {**self._output(name).metadata, **metadata.get(name, {})}}
-            )
-            for name in self.outputs.artifacts
-        }
-        answer = {
-            "artifacts": {
-                name: {"artifacts": [artifact.model_dump(include={"name", "uri", "metadata"})]}
-                for name, artifact in shown.items()
-            }
-        }
-        _write(Path(self.outputs.output_file), json.dumps(answer, allow_nan=False))
+        shown = {}
+        for name in self.outputs.artifacts:
+            given = self._output(name)
+            told = given.metadata | metadata.get(name, {})
+            shown[name] = {"artifacts": [{"name": given.name, "uri": given.uri, "metadata": told}]}
+        _write(Path(self.outputs.output_file), json.dumps({"artifacts": shown}, allow_nan=False))
 
     def _show_report(self, report: Path, title: str) -> None:
         """Fill the outputs `html` and `summary`, where the component has them."""

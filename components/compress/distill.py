@@ -29,15 +29,8 @@ class Distill(Hyperparameters, Method):
     ) -> Network:
         """The network, fine-tuned; resumes from checkpoints in `out.scratch`."""
         from hpml.training.loop import fit
-        from hpml.training.losses import DistillationLoss
+        from hpml.training.losses import Distillation
 
-        fitted = fit(
-            network.module,
-            data,
-            network.input,
-            self,
-            out,
-            teacher=teacher,
-            distillation=DistillationLoss(temperature=self.temperature, weight=self.alpha),
-        )
+        distillation = Distillation(teacher, temperature=self.temperature, weight=self.alpha)
+        fitted = fit(network.module, data, network.input, self, out, distillation)
         return replace(network, module=fitted.model, history=fitted.history)

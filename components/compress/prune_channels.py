@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,8 +23,9 @@ from hpml.components.compress.base import DoesNotApply
 from hpml.components.compress.layers import is_within, require_layers, require_prunable
 from hpml.components.compress.prune_options import Criteria
 from hpml.components.compress.training_sample import stratified_rows
-from hpml.core.errors import ConfigInvalid, HpmlError
+from hpml.core.errors import ConfigInvalid
 from hpml.models.channel_plan import SIZES
+from hpml.models.limits import users_code
 from hpml.tasks.images import batches, load_split, to_x_nchw
 
 Scorer = Callable[[Any], Tensor]  # the importance of the channels of a group of Torch-Pruning
@@ -61,7 +63,8 @@ def remove_channels(
     require_layers(network, config.excluded_layers, where="prune.excluded_layers")
     example = torch.zeros(1, *spec.shape_chw)
     shape = network(example).shape
-    graph = _trace(network, example)
+    with _foreign_code():
+        graph = torch_pruning.DependencyGraph().build_dependency(network, example_inputs=example)
     groups = _groups(network, graph, config, _importance(network, graph, config, spec, data))
     removed = [group.least_important(kept) for group, kept in zip(groups, _kept(groups, config), strict=True)]
     if not any(removed):
@@ -70,36 +73,23 @@ def remove_channels(
             why=f"no layer it may touch can lose channels and keep a multiple of {config.round_to}",
             fix="lower prune.round_to or exclude fewer layers",
         )
-    try:
+    with _foreign_code():
         for group, channels in zip(groups, removed, strict=True):
             if channels:
                 remove = graph.get_pruner_of_module(group.root).prune_out_channels
                 graph.get_pruning_group(group.root, remove, channels).prune()
-        fits = network(example).shape == shape
-    except HpmlError:  # a signal's
-        raise
-    except Exception as error:  # whatever the network's own code raises
-        raise _unprunable(error) from error
-    if not fits:
-        raise _unprunable(ValueError("its output has another shape"))
+        if network(example).shape != shape:
+            raise ValueError("its output has another shape")
 
 
-def _unprunable(error: Exception) -> DoesNotApply:
-    return DoesNotApply(
+def _foreign_code() -> AbstractContextManager[None]:
+    """What Torch-Pruning and the network's own code raise as DoesNotApply."""
+    return users_code(
         "the network does not run with fewer channels",
-        why=" ".join(f"{type(error).__name__}: {error}".split())[:300],
         fix="take sizes from tensors in its forward, not from numbers, or name the layers in"
         " prune.excluded_layers",
+        kind=DoesNotApply,
     )
-
-
-def _trace(network: nn.Module, example: Tensor) -> Any:
-    try:
-        return torch_pruning.DependencyGraph().build_dependency(network, example_inputs=example)
-    except HpmlError:  # a signal's
-        raise
-    except Exception as error:  # whatever the network's own code raises
-        raise _unprunable(error) from error
 
 
 def _importance(
@@ -178,14 +168,9 @@ def _groups(network: nn.Module, graph: Any, config: Criteria, importance: Scorer
 
 def _blocks(group: Any) -> int:
     """Into how many blocks the grouped convolutions in `group` divide it; depthwise ones shrink with it."""
-    layers = [dep.target.module for dep, _ in group]
+    layers = [dep.target.module for dep, _ in group if isinstance(dep.target.module, nn.Conv2d)]
     return max(
-        (
-            layer.groups
-            for layer in layers
-            if isinstance(layer, nn.Conv2d) and not layer.groups == layer.in_channels == layer.out_channels
-        ),
-        default=1,
+        (one.groups for one in layers if not one.groups == one.in_channels == one.out_channels), default=1
     )
 
 

@@ -8,12 +8,13 @@ folder appears whole or not at all.
 from __future__ import annotations
 
 import gzip
+import os
 import shutil
 import stat
 import tarfile
 import zipfile
 import zlib
-from dataclasses import dataclass
+from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import BinaryIO, Protocol, Self
 
@@ -25,47 +26,42 @@ HEADER_BYTES = 2**20  # more than any honest header of a tar member takes, paddi
 SMALL_BYTES = 2**20  # what any archive may hold, whatever its ratio
 
 
-@dataclass(frozen=True)
-class Limits:
-    """What may come out of an archive; `ratio` is bytes out per byte of the archive."""
-
-    members: int = 500_000
-    total_bytes: int = 16 * 2**30
-    ratio: int = 100
+# What may come out of an archive: so many members, and so many bytes, in all and per byte of the archive.
+MOST_MEMBERS = 500_000
+MOST_BYTES = 16 * 2**30
+MOST_RATIO = 100
 
 
-def most_bytes(archive_bytes: int, limits: Limits) -> int:
+def most_bytes(archive_bytes: int) -> int:
     """How much may come out of an archive of `archive_bytes`."""
-    return min(limits.total_bytes, max(SMALL_BYTES, limits.ratio * archive_bytes))
+    return min(MOST_BYTES, max(SMALL_BYTES, MOST_RATIO * archive_bytes))
 
 
 class _Readable(Protocol):
     def read(self, size: int = ..., /) -> bytes: ...
 
 
+# The name of each file or folder of an archive, and the content of a file.
+_Members = Iterator[tuple[str, _Readable | None]]
+
+
 class _Damaged(Exception):
     """Why an archive is refused."""
 
 
-def extract(archive: Path, to: Path, *, limits: Limits | None = None) -> None:
+def extract(archive: Path, to: Path) -> None:
     """Extract a .tar, .tar.gz or .zip into the new folder `to`.
 
     Raises StageFailed if the archive is damaged, holds anything but files and folders, reaches outside, or
-    exceeds `limits`; nothing is at `to` then.
+    exceeds the limits above; nothing is at `to` then.
     """
-    budget = _Budget(archive.stat().st_size, limits or Limits())
     folder = new_folder_beside(to)
     try:
         with archive.open("rb") as file:
-            magic = file.read(4)
-            file.seek(0)
-            if magic.startswith(b"PK"):
-                _extract_zip(file, folder, budget)
-            elif magic.startswith(b"\x1f\x8b"):
-                with gzip.open(file) as unzipped:
-                    _extract_tar(unzipped, folder, budget)
-            else:
-                _extract_tar(file, folder, budget)
+            for number, (name, content) in enumerate(_members(file), start=1):
+                if number > MOST_MEMBERS:
+                    raise _Damaged(f"it has more than {MOST_MEMBERS} members")
+                _write(name, content, folder)
         folder.rename(to)
     except _Damaged as refusal:
         raise StageFailed(
@@ -81,48 +77,42 @@ def extract(archive: Path, to: Path, *, limits: Limits | None = None) -> None:
         shutil.rmtree(folder, ignore_errors=True)
 
 
-class _Budget:
-    """How much may still come out of one archive."""
+def _members(file: BinaryIO) -> _Members:
+    """Of an archive of any of the three kinds, told by its first bytes."""
+    magic = file.read(4)
+    limit_bytes = most_bytes(file.seek(0, os.SEEK_END))
+    file.seek(0)
+    if magic.startswith(b"PK"):
+        return _zip_members(file, limit_bytes)
+    stream = gzip.GzipFile(fileobj=file) if magic.startswith(b"\x1f\x8b") else file
+    return _tar_members(_Metered(stream, limit_bytes))
 
-    def __init__(self, archive_bytes: int, limits: Limits) -> None:
-        self._limits = limits
-        self._members = 0
-        self._bytes = 0
-        self._step_bytes = 0
-        self._most_bytes = most_bytes(archive_bytes, limits)
 
-    def begin(self, most_bytes: int) -> None:
-        """Begin a step, a header or a file, that may take `most_bytes`."""
-        self._step_bytes = most_bytes
-
-    def spend(self, count: int) -> None:
-        """Count bytes that came out."""
-        self._bytes += count
-        self._step_bytes -= count
-        if self._bytes > self._most_bytes:
-            raise _Damaged(
-                f"it expands to more than {self._most_bytes} bytes (allowed are "
-                f"{self._limits.total_bytes}, and {self._limits.ratio} times its own size)"
-            )
-        if self._step_bytes < 0:
-            raise _Damaged("a member is longer than its header says, or its header is endless")
-
-    def add_member(self) -> None:
-        """Count a file or folder."""
-        self._members += 1
-        if self._members > self._limits.members:
-            raise _Damaged(f"it has more than {self._limits.members} members")
+def _require_within(expands_to: int, limit_bytes: int) -> None:
+    if expands_to > limit_bytes:
+        raise _Damaged(
+            f"it expands to more than {limit_bytes} bytes (allowed are {MOST_BYTES}, and {MOST_RATIO} times"
+            " its own size)"
+        )
 
 
 class _Metered:
-    """A stream whose bytes are charged to a budget."""
+    """A stream that ends in a refusal where more comes out of it than may, in all or in one step.
 
-    def __init__(self, stream: _Readable, budget: _Budget) -> None:
-        self._stream, self._budget = stream, budget
+    step_bytes: how much the present step, a header or a file, may still take.
+    """
+
+    def __init__(self, stream: _Readable, limit_bytes: int) -> None:
+        self._stream, self._limit_bytes, self._bytes = stream, limit_bytes, 0
+        self.step_bytes = HEADER_BYTES
 
     def read(self, size: int = -1) -> bytes:
         data = self._stream.read(size)
-        self._budget.spend(len(data))
+        self._bytes += len(data)
+        self.step_bytes -= len(data)
+        _require_within(self._bytes, self._limit_bytes)
+        if self.step_bytes < 0:
+            raise _Damaged("a member is longer than its header says, or its header is endless")
         return data
 
 
@@ -139,65 +129,53 @@ class _StrictTarInfo(tarfile.TarInfo):
             raise tarfile.ReadError(str(error)) from None
 
 
-def _extract_tar(stream: _Readable, folder: Path, budget: _Budget) -> None:
-    metered = _Metered(stream, budget)
-    budget.begin(HEADER_BYTES)
-    with tarfile.open(fileobj=metered, mode="r|", tarinfo=_StrictTarInfo) as archive:  # type: ignore[call-overload]
+def _tar_members(stream: _Metered) -> _Members:
+    with tarfile.open(fileobj=stream, mode="r|", tarinfo=_StrictTarInfo) as archive:  # type: ignore[call-overload]
         for member in archive:
-            budget.add_member()
-            place = _place(folder, member.name)
-            if member.isdir():
-                _make_folder(place, member.name)
-            elif member.isreg() and not member.issparse():
-                budget.begin(member.size + HEADER_BYTES)
-                _write(archive.extractfile(member), place, member.name)
-            else:
-                raise _Damaged(f"{member.name!r} is a link, a device or another special file")
-            budget.begin(HEADER_BYTES)
-    while metered.read(CHUNK_BYTES):  # to the end, where gzip checks its sum
+            if not (member.isdir() or member.isreg()) or member.issparse():
+                raise _special(member.name)
+            stream.step_bytes = member.size + HEADER_BYTES
+            yield member.name, archive.extractfile(member)
+            stream.step_bytes = HEADER_BYTES
+    while stream.read(CHUNK_BYTES):  # to the end, where gzip checks its sum
         pass
 
 
-def _extract_zip(file: BinaryIO, folder: Path, budget: _Budget) -> None:
+def _zip_members(file: BinaryIO, limit_bytes: int) -> _Members:
     with zipfile.ZipFile(file) as archive:
+        _require_within(
+            sum(member.file_size for member in archive.infolist()), limit_bytes
+        )  # zipfile reads no more
         for member in archive.infolist():
-            budget.add_member()
-            place = _place(folder, member.filename)
-            kind = stat.S_IFMT(member.external_attr >> 16)
-            if kind not in (0, stat.S_IFREG, stat.S_IFDIR):
-                raise _Damaged(f"{member.filename!r} is a link, a device or another special file")
+            if stat.S_IFMT(member.external_attr >> 16) not in (0, stat.S_IFREG, stat.S_IFDIR):
+                raise _special(member.filename)
             if member.is_dir():
-                _make_folder(place, member.filename)
+                yield member.filename, None
                 continue
             if member.flag_bits & 1:
                 raise _Damaged(f"{member.filename!r} is encrypted")
             if member.compress_type not in (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED):
                 raise _Damaged(f"{member.filename!r} is compressed by another method than deflate")
-            budget.begin(member.file_size)
             with archive.open(member) as content:
-                _write(_Metered(content, budget), place, member.filename)
+                yield member.filename, content
 
 
-def _place(folder: Path, name: str) -> Path:
+def _special(name: str) -> _Damaged:
+    return _Damaged(f"{name!r} is a link, a device or another special file")
+
+
+def _write(name: str, content: _Readable | None, folder: Path) -> None:
     path = PurePosixPath(name)
     if path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
         raise _Damaged(f"{name!r} reaches outside the folder it is extracted to")
-    return folder / path
-
-
-def _make_folder(place: Path, name: str) -> None:
+    place = folder / path
     try:
-        place.mkdir(parents=True, exist_ok=True)
+        (place if content is None else place.parent).mkdir(parents=True, exist_ok=True)
     except (FileExistsError, NotADirectoryError):
         raise _Damaged(f"{name!r} is both a file and a folder") from None
-
-
-def _write(content: _Readable | None, place: Path, name: str) -> None:
-    if content is None:
-        raise _Damaged(f"{name!r} has no content")
-    _make_folder(place.parent, name)
-    try:
-        with place.open("xb") as file:
-            shutil.copyfileobj(content, file, CHUNK_BYTES)
-    except (FileExistsError, IsADirectoryError):
-        raise _Damaged(f"{name!r} is in it twice") from None
+    if content is not None:
+        try:
+            with place.open("xb") as file:
+                shutil.copyfileobj(content, file, CHUNK_BYTES)
+        except (FileExistsError, IsADirectoryError):
+            raise _Damaged(f"{name!r} is in it twice") from None

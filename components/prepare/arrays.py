@@ -64,20 +64,19 @@ def channel_statistics(images_file: Path) -> tuple[tuple[float, ...], tuple[floa
     Raises StageFailed if a channel is constant: it carries nothing, and cannot be normalised.
     """
     images = np.load(images_file, mmap_mode="r", allow_pickle=False)
-    channels = images.shape[-1]
-    counts = np.zeros((channels, 256), dtype=np.int64)
+    counts = np.zeros((images.shape[-1], 256), dtype=np.int64)
     for part in batches(len(images), CHUNK_ROWS):
-        for channel in range(channels):
-            counts[channel] += np.bincount(images[part][..., channel].ravel(), minlength=256)
-    for channel in range(channels):
-        if np.count_nonzero(counts[channel]) == 1:
-            level = int(counts[channel].argmax())
+        for channel, of_channel in enumerate(counts):
+            of_channel += np.bincount(images[part][..., channel].ravel(), minlength=256)
+    for channel, of_channel in enumerate(counts):
+        if np.count_nonzero(of_channel) == 1:
+            level = of_channel.argmax()
             raise StageFailed(
                 f"the data is refused, channel {channel} is {level} in every pixel of the train split",
                 fix="use images that show something, or leave the channel out",
             )
-    moments = [_moments([int(count) for count in of_channel]) for of_channel in counts]
-    return tuple(mean for mean, _ in moments), tuple(std for _, std in moments)
+    means, stds = zip(*map(_moments, counts.tolist()), strict=True)
+    return means, stds
 
 
 def _moments(counts: list[int]) -> tuple[float, float]:

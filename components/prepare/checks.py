@@ -76,11 +76,11 @@ def _size(shape: tuple[int, ...]) -> str:
 
 def check_labels(splits: Mapping[str, Split], classes: int) -> None:
     """Refuse labels outside 0 to classes - 1."""
-    rows = []
-    for split in splits.values():
-        labels = split.labels
-        outside = np.flatnonzero((labels < 0) | (labels >= classes))
-        rows += [f"{split.name(position)} (label {labels[position]})" for position in outside]
+    rows = [
+        f"{split.name(position)} (label {labels[position]})"
+        for split, labels in ((split, split.labels) for split in splits.values())
+        for position in np.flatnonzero((labels < 0) | (labels >= classes))
+    ]
     if rows:
         refuse(f"labels are not in 0 to {classes - 1}", rows, fix="correct or remove these rows")
 
@@ -118,7 +118,7 @@ class RowPosition:
     position: int
 
 
-@dataclass(frozen=True)
+@dataclass
 class Duplicates:
     """Images, equal in every pixel, that are in several places.
 
@@ -140,15 +140,14 @@ def find_duplicates(splits: Mapping[str, Split]) -> Duplicates:
             groups[digest].append(RowPosition(name, position))
     labels = {name: split.labels for name, split in splits.items()}
     found = Duplicates([], [], 0)
-    repeats = 0
     for places in groups.values():
         if len({labels[place.split][place.position] for place in places}) > 1:
             found.conflicting.append(places)
         elif len({place.split for place in places}) > 1:
             found.leaked.append(places)
-        else:
-            repeats += len(places) - 1 if places[0].split == "train" else 0
-    return Duplicates(found.conflicting, found.leaked, repeats)
+        elif places[0].split == "train":
+            found.repeats_in_train += len(places) - 1
+    return found
 
 
 def refuse_duplicates(splits: Mapping[str, Split], found: Duplicates) -> None:
@@ -159,15 +158,10 @@ def refuse_duplicates(splits: Mapping[str, Split], found: Duplicates) -> None:
         "images for testing are also for training": found.leaked,
     }
     for problem, groups in problems.items():
-        if groups:
-            refuse(problem, _listed(splits, groups), fix=fix, shown=_DUPLICATES_SHOWN)
-
-
-def _listed(splits: Mapping[str, Split], groups: list[list[RowPosition]]) -> list[str]:
-    return [
-        _first([splits[place.split].name(place.position) for place in group], _DUPLICATES_SHOWN, " = ")
-        for group in groups
-    ]
+        named = [[splits[place.split].name(place.position) for place in group] for group in groups]
+        if named:
+            listed = [_first(names, _DUPLICATES_SHOWN, " = ") for names in named]
+            refuse(problem, listed, fix=fix, shown=_DUPLICATES_SHOWN)
 
 
 def drop_duplicates(
@@ -181,14 +175,11 @@ def drop_duplicates(
     conflicting = [place for group in found.conflicting for place in group]
     leaked = [place for group in found.leaked for place in group if place.split == "train"]
     kept = {
-        name: split.without(
-            np.array([p.position for p in (*conflicting, *leaked) if p.split == name], dtype=np.int64)
-        )
+        name: split.without([place.position for place in (*conflicting, *leaked) if place.split == name])
         for name, split in splits.items()
     }
-    notes = []
-    if conflicting:
-        notes.append(f"dropped {len(conflicting)} rows whose image is also under another label")
-    if leaked:
-        notes.append(f"dropped {len(leaked)} train rows whose image is also in the test split")
-    return kept, tuple(notes)
+    notes = {
+        f"dropped {len(conflicting)} rows whose image is also under another label": conflicting,
+        f"dropped {len(leaked)} train rows whose image is also in the test split": leaked,
+    }
+    return kept, tuple(note for note, dropped in notes.items() if dropped)

@@ -18,8 +18,7 @@ from hpml.core.errors import StageFailed
 
 SHAPE_CHW = (3, 32, 32)
 PIXELS = 3 * 32 * 32
-TRAIN_BATCHES = tuple(f"data_batch_{number}" for number in range(1, 6))
-TEST_BATCH = "test_batch"
+BATCHES = (*(f"data_batch_{number}" for number in range(1, 6)), "test_batch")
 MOST_BYTES = 64 * 2**20  # of one batch; the published ones have 31 MB
 
 # All that the pickle of a dict of strings, numbers, lists and one array needs, in protocol 2.
@@ -36,15 +35,15 @@ _GLOBALS = frozenset(("numpy.core.multiarray _reconstruct", "numpy ndarray", "nu
 _KEYS = frozenset(("batch_label", "labels", "data", "filenames"))
 
 
-def find_batches(folder: Path) -> dict[str, Path]:
-    """The six batch files in `folder`, or in the one folder that the published archives hold, by name.
+def find_batches(folder: Path) -> list[Path]:
+    """The six batch files, the one for testing last, in `folder` or in the one folder of a published archive.
 
     Raises StageFailed if one is missing.
     """
     for place in (folder, folder / "cifar-10-batches-py", folder / "cifar-10-batches-bin"):
         for suffix in ("", ".bin"):
-            files = {name: place / f"{name}{suffix}" for name in (*TRAIN_BATCHES, TEST_BATCH)}
-            missing = [file.name for file in files.values() if not file.is_file()]
+            files = [place / f"{name}{suffix}" for name in BATCHES]
+            missing = [file.name for file in files if not file.is_file()]
             if not missing:
                 return files
             if len(missing) < len(files):
@@ -55,7 +54,7 @@ def find_batches(folder: Path) -> dict[str, Path]:
                 )
     raise StageFailed(
         f"{folder} is not CIFAR-10 as published",
-        why=f"it has no {TRAIN_BATCHES[0]} and no {TRAIN_BATCHES[0]}.bin",
+        why=f"it has no {BATCHES[0]} and no {BATCHES[0]}.bin",
         fix="give cifar-10-python.tar.gz, cifar-10-binary.tar.gz, or a folder extracted from one",
     )
 
@@ -67,10 +66,10 @@ def read_batches(files: list[Path]) -> Images:
     """
     images, labels, names = [], [], []
     for file in files:
+        read = _read_binary if file.suffix == ".bin" else _read_python
         try:
-            if file.stat().st_size > MOST_BYTES:
-                raise ValueError(f"it has {file.stat().st_size} bytes")
-            read = _read_binary if file.suffix == ".bin" else _read_python
+            if (size_bytes := file.stat().st_size) > MOST_BYTES:
+                raise ValueError(f"it has {size_bytes} bytes")
             batch_chw, batch_labels = read(file)
         except ValueError as error:
             raise StageFailed(

@@ -8,7 +8,7 @@ import urllib.request
 from pathlib import Path
 from typing import IO
 
-from hpml.components.prepare.user_files import sha256_of
+from hpml.components.prepare.user_files import require_sha256
 from hpml.core.contract import Output
 from hpml.core.errors import StageFailed, Unavailable
 
@@ -39,13 +39,7 @@ def download(url: str, *, sha256: str, to: Path, out: Output) -> None:
     part = to.with_name(f"{to.name}.part")
     try:
         _fetch(url, part, out)
-        found = sha256_of(part)
-        if found != sha256:
-            raise StageFailed(
-                f"{url} is not the file that was asked for",
-                why=f"its SHA-256 is {found}, the recipe says {sha256}",
-                fix="correct `sha256` or `url`",
-            )
+        require_sha256(part, sha256, given=url, fix="correct `sha256` or `url`")
         part.rename(to)
     finally:
         part.unlink(missing_ok=True)

@@ -7,9 +7,8 @@ import warnings
 from collections import Counter
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn, TypeVar
+from typing import Literal, TypeVar, cast
 
 import numpy as np
 from PIL import ExifTags, Image
@@ -40,7 +39,7 @@ def read_image_folder(
     the classes that have too few.
     """
     folder, files = _labelled(root)
-    grey = _for_each(files, lambda row: _is_grey(files[row].path), out, "inspect")
+    grey = _for_each(files, _is_grey, out, "inspect")
     channels = channels or (1 if all(grey) else 3)
     facts = _facts(files, channels, image_size, out)
     images = {name: _read_images(name, split, facts, files[0], out) for name, split in folder.splits.items()}
@@ -55,20 +54,10 @@ def preview_image_folder(root: Path, *, channels: int | None) -> Preview:
     """
     folder, files = _labelled(root)
     chosen = files[:: math.ceil(len(files) / MOST_LOOKED_AT)]
-    headers, unusable = [], []
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        for file in chosen:
-            try:
-                headers.append(_header(file.path))
-            except Exception as error:  # a decoder meets whatever a hostile file makes it meet
-                unusable.append(f"{file.name} ({pictures.reason(error)})")
-    if unusable:
-        _refuse_images(unusable)
-    heights, widths = [height for height, _, _ in headers], [width for _, width, _ in headers]
+    heights, widths, modes = zip(*_for_each(chosen, _header), strict=True)
     return Preview(
         class_count=len(folder.class_names),
-        channels=channels or (1 if all(mode in pictures.GREY_MODES for _, _, mode in headers) else 3),
+        channels=channels or (1 if pictures.GREY_MODES.issuperset(modes) else 3),
         smallest_hw=(min(heights), min(widths)),
         largest_hw=(max(heights), max(widths)),
         images=len(files),
@@ -103,9 +92,9 @@ def _labelled(root: Path) -> tuple[ImageFolder, list[LabelledFile]]:
     return folder, files
 
 
-def _header(file: Path) -> tuple[int, int, str]:
+def _header(file: LabelledFile) -> tuple[int, int, str]:
     """Height and width, once upright, and mode of an image. Raises what the decoder raises, PictureError."""
-    with Image.open(file, formats=FORMATS) as image:
+    with Image.open(file.path, formats=FORMATS) as image:
         pictures.require_usable(image, max_pixels=MOST_PIXELS)
         width, height = image.size
         lies = image.getexif().get(ExifTags.Base.Orientation) in LYING
@@ -115,59 +104,53 @@ def _header(file: Path) -> tuple[int, int, str]:
 # ------------------------------------------------------------------------------------------------- the images
 
 
-@dataclass(frozen=True)
-class _Unusable:
-    reason: str
-
-
-def _for_each(files: list[LabelledFile], work: Callable[[int], T], out: Output, note: str) -> list[T]:
-    """`work` on the number of every file, on all threads.
+def _for_each(
+    files: list[LabelledFile], work: Callable[[LabelledFile], T], out: Output | None = None, note: str = ""
+) -> list[T]:
+    """`work` on every file, on all threads of `out`, which is told of the progress, or on one.
 
     Raises StageFailed that lists all files for which `work` raised.
     """
-    done: list[T] = []
-    unusable = []
+    unusable = {}
 
-    def attempt(row: int) -> T | _Unusable:
+    def attempt(file: LabelledFile) -> T | None:
         try:
-            return work(row)
+            return work(file)
         except Exception as error:  # a decoder meets whatever a hostile file makes it meet
-            return _Unusable(pictures.reason(error))
+            unusable[file.name] = pictures.reason(error)
+            return None
 
-    with warnings.catch_warnings(), ThreadPoolExecutor(out.threads) as pool:
+    done = []
+    with warnings.catch_warnings(), ThreadPoolExecutor(out.threads if out else 1) as pool:
         warnings.simplefilter("ignore")  # of Pillow's; what is too large is refused below
-        for row, result in enumerate(pool.map(attempt, range(len(files)))):
-            if isinstance(result, _Unusable):
-                unusable.append(f"{files[row].name} ({result.reason})")
-            else:
-                done.append(result)
-            if (row + 1) % PROGRESS_EVERY == 0 or row + 1 == len(files):
-                out.progress(row + 1, len(files), "images", note)
+        for count, result in enumerate(pool.map(attempt, files), start=1):
+            done.append(result)
+            if out and (count % PROGRESS_EVERY == 0 or count == len(files)):
+                out.progress(count, len(files), "images", note)
     if unusable:
-        _refuse_images(unusable)
-    return done
+        refuse(
+            "images cannot be used",
+            [f"{file.name} ({unusable[file.name]})" for file in files if file.name in unusable],
+            fix="replace or remove them; sizes may differ if image_size is set",
+            unit="file",
+        )
+    return cast(list[T], done)
 
 
-def _refuse_images(unusable: list[str]) -> NoReturn:
-    fix = "replace or remove them; sizes may differ if image_size is set"
-    refuse("images cannot be used", unusable, fix=fix, unit="file")
-
-
-def _is_grey(path: Path) -> bool:
-    return pictures.is_grey(path, formats=FORMATS, max_pixels=MOST_PIXELS)
+def _is_grey(file: LabelledFile) -> bool:
+    return pictures.is_grey(file.path, formats=FORMATS, max_pixels=MOST_PIXELS)
 
 
 def _facts(files: list[LabelledFile], channels: int, image_size: int | None, out: Output) -> PictureSpec:
     """How the files become pixels: as `image_size` asks, or all of the size of the first."""
     if image_size:
         size_hw = (image_size, image_size)
-        return facts_of("pictures", channels, resize="shrink", fit_within_hw=size_hw, size_hw=size_hw)
-    mode = {"mode": MODES[channels]}
-    [(width, height)] = _for_each(
-        files[:1], lambda row: pictures.decode(files[row].path, POLICY | mode).size, out, "decode"
-    )
-    size_hw = (height, width)
-    return facts_of("pictures", channels, resize="none", fit_within_hw=size_hw, size_hw=size_hw)
+    else:
+        policy = POLICY | {"mode": MODES[channels]}
+        [first] = _for_each(files[:1], lambda file: pictures.decode(file.path, policy), out, "decode")
+        size_hw = (first.height, first.width)
+    resize: Literal["shrink", "none"] = "shrink" if image_size else "none"
+    return facts_of("pictures", channels, resize=resize, fit_within_hw=size_hw, size_hw=size_hw)
 
 
 def _read_images(
@@ -178,12 +161,13 @@ def _read_images(
     as_noted = facts.model_dump(mode="json")
     shape = (len(files), height, width, len(facts.mode))
     images = new_images_file(out.scratch / f"{split}_images.npy", shape)
+    rows = {file.name: row for row, file in enumerate(files)}
 
-    def fill(row: int) -> None:
-        image = pictures.decode(files[row].path, as_noted)
+    def fill(file: LabelledFile) -> None:
+        image = pictures.decode(file.path, as_noted)
         if facts.resize == "none" and image.size != (width, height):
             raise ValueError(f"{image.width}x{image.height} pixels, {first.name} has {width}x{height}")
-        images[row] = pictures.fit(image, as_noted)
+        images[rows[file.name]] = pictures.fit(image, as_noted)
 
     _for_each(files, fill, out, "decode")
     labels = np.array([file.label for file in files], dtype=np.int64)

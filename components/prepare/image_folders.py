@@ -85,37 +85,25 @@ class _Listing:
         class_names = self._folders(top / "train")
         unknown = sorted(set(self._folders(top / "test")) - set(class_names))
         if unknown:
-            refuse(
-                "test has classes that train has not",
-                unknown,
-                fix="add them to train or remove them",
-                unit="class",
-            )
+            fix = "add them to train or remove them"
+            refuse("test has classes that train has not", unknown, fix=fix, unit="class")
         splits = {name: self._files(top / name, class_names) for name in ("train", "test")}
         return ImageFolder(tuple(class_names), splits, tuple(self._left_out))
 
     def _unwrapped(self) -> tuple[Path, list[str]]:
         """The folder that holds the classes: an archive often holds one folder that holds the rest."""
-        top, folders = self._root, self._folders(self._root)
-        while len(folders) == 1:  # one class alone would be of no use
+        top = self._root
+        while len(folders := self._folders(top)) == 1:  # one class alone would be of no use
             top = top / folders[0]
-            entries = self._entries(top)
-            folders = self._folders_among(top, entries)
         return top, folders
 
     def _folders(self, folder: Path) -> list[str]:
-        return self._folders_among(folder, self._entries(folder))
-
-    def _folders_among(self, folder: Path, entries: list[Path]) -> list[str]:
-        """The names of the folders among `entries`; no image may lie beside them."""
+        """The names of the folders in `folder`; no image may lie beside them."""
+        entries = self._entries(folder)
         strays = [path.name for path in entries if not path.is_dir()]
         if strays:
-            refuse(
-                f"{folder} holds files beside its folders",
-                strays,
-                fix="put each image into the folder of its class",
-                unit="file",
-            )
+            fix = "put each image into the folder of its class"
+            refuse(f"{folder} holds files beside its folders", strays, fix=fix, unit="file")
         return [path.name for path in entries]
 
     def _files(self, split: Path, class_names: Sequence[str]) -> list[LabelledFile]:
@@ -128,14 +116,9 @@ class _Listing:
         ]
         folders = [file.name for file in files if file.path.is_dir()]
         if folders:
-            refuse(
-                "a class's folder holds folders",
-                folders,
-                fix="put the images into the class's folder",
-                unit="folder",
-            )
-        special = [(file.name, regular_files.problem(file.path)) for file in files]
-        unreadable = [f"{name} ({why})" for name, why in special if why]
+            fix = "put the images into the class's folder"
+            refuse("a class's folder holds folders", folders, fix=fix, unit="folder")
+        unreadable = [f"{file.name} ({why})" for file in files if (why := regular_files.problem(file.path))]
         if unreadable:
             refuse("images cannot be read", unreadable, fix="replace or remove them", unit="file")
         return files
@@ -143,8 +126,8 @@ class _Listing:
     def _entries(self, folder: Path) -> list[Path]:
         """The folders and images in `folder`, sorted; what is left out is noted."""
         kept = images_among(folder)
-        for path in sorted({*folder.iterdir()} - {*kept}):
-            self._left_out.append(f"{self._name(path)}/" if path.is_dir() else self._name(path))
+        others = sorted({*folder.iterdir()} - {*kept})
+        self._left_out += [f"{self._name(path)}{'/' if path.is_dir() else ''}" for path in others]
         return kept
 
     def _name(self, path: Path) -> str:

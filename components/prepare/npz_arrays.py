@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import math
 import zipfile
 import zlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from hpml.components.prepare.archive import Limits, most_bytes
+from hpml.components.prepare.archive import most_bytes
 from hpml.components.prepare.checks import refuse
 from hpml.components.prepare.sources.base import Images, Preview
 from hpml.core import memory
@@ -24,6 +25,10 @@ TRAIN_ONLY = {"x_train", "y_train"}
 PLAIN = {"x", "y"}
 OPTIONAL = {"class_names"}
 CHUNK_ROWS = 1024
+_HEADERS: dict[tuple[int, int], Callable[[IO[bytes]], Any]] = {
+    (1, 0): np.lib.format.read_array_header_1_0,
+    (2, 0): np.lib.format.read_array_header_2_0,
+}
 
 
 def read_npz(file: Path) -> tuple[Images, Images | None, tuple[str, ...]]:
@@ -46,14 +51,14 @@ def read_npz(file: Path) -> tuple[Images, Images | None, tuple[str, ...]]:
 
 def preview_npz(file: Path) -> Preview | None:
     """What the headers of the arrays in `file`, and its labels, say of the images."""
-    with _refusing(file), zipfile.ZipFile(file) as archive:
-        shapes = _declared_shapes(file, archive)
-    x_name, y_name = ("x_train", "y_train") if "x_train" in shapes else ("x", "y")
-    x = shapes.get(x_name, ())
-    if len(x) not in (3, 4) or y_name not in shapes:
-        return None
-    with _refusing(file), np.load(file, allow_pickle=False) as arrays:
-        labels = arrays[y_name]
+    with _refusing(file):
+        shapes = _declared_shapes(file)
+        x_name, y_name = ("x_train", "y_train") if "x_train" in shapes else ("x", "y")
+        x = shapes.get(x_name, ())
+        if len(x) not in (3, 4) or y_name not in shapes:
+            return None
+        with np.load(file, allow_pickle=False) as arrays:
+            labels = arrays[y_name]
     if not np.issubdtype(labels.dtype, np.integer) or not labels.size:
         return None
     names = shapes.get("class_names", ())
@@ -84,40 +89,35 @@ def read_arrays(file: Path) -> dict[str, NDArray[Any]]:
     Raises StageFailed if it is not an .npz file, is damaged, expands too far or holds Python objects.
     """
     with _refusing(file):
-        with zipfile.ZipFile(file) as archive:
-            _declared_shapes(file, archive)
+        _declared_shapes(file)
         with np.load(file, allow_pickle=False) as arrays:
-            return {name: arrays[name] for name in arrays.files}
+            return dict(arrays)
 
 
-def _declared_shapes(file: Path, archive: zipfile.ZipFile) -> dict[str, tuple[int, ...]]:
+def _declared_shapes(file: Path) -> dict[str, tuple[int, ...]]:
     """The shape of every array, by its name, from the headers. Raises ValueError if out of bounds."""
-    expands_to = sum(member.file_size for member in archive.infolist())
-    if expands_to > most_bytes(file.stat().st_size, Limits()):
-        raise ValueError(f"it expands to {expands_to} bytes")
-    if expands_to > memory.total_bytes():
-        here = memory.in_words(memory.total_bytes())
-        raise ValueError(f"its arrays take {memory.in_words(expands_to)} of memory, this machine has {here}")
-    return {
-        member.filename.removesuffix(".npy"): _declared_shape(archive, member)
-        for member in archive.infolist()
-    }
+    with zipfile.ZipFile(file) as archive:
+        members = archive.infolist()
+        expands_to = sum(member.file_size for member in members)
+        if expands_to > most_bytes(file.stat().st_size):
+            raise ValueError(f"it expands to {expands_to} bytes")
+        if expands_to > memory.total_bytes():
+            arrays, here = memory.in_words(expands_to), memory.in_words(memory.total_bytes())
+            raise ValueError(f"its arrays take {arrays} of memory, this machine has {here}")
+        return {member.filename.removesuffix(".npy"): _declared_shape(archive, member) for member in members}
 
 
 def _declared_shape(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> tuple[int, ...]:
     """Refuses an array that claims to be larger than its bytes, before numpy makes room for it."""
     with archive.open(member) as content:
         version = np.lib.format.read_magic(content)
-        if version == (1, 0):
-            shape, _, dtype = np.lib.format.read_array_header_1_0(content)
-        elif version == (2, 0):
-            shape, _, dtype = np.lib.format.read_array_header_2_0(content)
-        else:
+        if version not in _HEADERS:
             raise ValueError(f"{member.filename} has format version {version}, 1.0 and 2.0 are read")
-    claimed = int(np.prod([int(size) for size in shape], dtype=object)) * dtype.itemsize
+        shape, _, dtype = _HEADERS[version](content)
+    claimed = math.prod(shape) * dtype.itemsize
     if not dtype.hasobject and claimed > member.file_size:
         raise ValueError(f"{member.filename} claims {claimed} bytes and has {member.file_size}")
-    return tuple(int(size) for size in shape)
+    return tuple(shape)
 
 
 def _images(arrays: dict[str, NDArray[Any]], x_name: str, y_name: str) -> Images:
@@ -152,17 +152,16 @@ def _pixels(x: NDArray[Any], x_name: str, names: list[str]) -> NDArray[np.uint8]
 
 
 def _check_range(x: NDArray[Any], x_name: str, names: list[str], *, highest: int) -> None:
-    not_finite: list[str] = []
-    outside: list[str] = []
+    finite, inside = np.empty(len(x), bool), np.empty(len(x), bool)
     for part in batches(len(x), CHUNK_ROWS):
         rows = x[part].reshape(len(x[part]), -1)
-        finite = np.isfinite(rows).all(axis=1)
-        inside = ((rows >= 0) & (rows <= highest)).all(axis=1)
-        not_finite += [names[part.start + row] for row in np.flatnonzero(~finite)]
-        outside += [names[part.start + row] for row in np.flatnonzero(finite & ~inside)]
-    if not_finite:
+        finite[part] = np.isfinite(rows).all(axis=1)
+        inside[part] = ((rows >= 0) & (rows <= highest)).all(axis=1)
+    if not finite.all():
+        not_finite = [names[row] for row in np.flatnonzero(~finite)]
         refuse(f"{x_name} holds NaN or infinity", not_finite, fix="correct or remove these rows")
-    if outside:
+    if not inside.all():
+        outside = [names[row] for row in np.flatnonzero(~inside)]
         allowed = "floats 0 to 1" if highest == 1 else "integers 0 to 255"
         refuse(f"{x_name} is not all {allowed}", outside, fix="scale it, or store uint8 0 to 255")
 
@@ -176,9 +175,9 @@ def _class_names(arrays: dict[str, NDArray[Any]], train: Images) -> tuple[str, .
         if len(high):
             rows = [f"{train.names[int(row)]} (label {train.labels[row]})" for row in high]
             refuse("labels are higher than there are rows", rows, fix="number the classes from 0")
-        return tuple(str(label) for label in range(int(train.labels.max()) + 1))
+        return tuple(map(str, range(int(train.labels.max()) + 1)))
     if given.dtype.kind != "U" or given.ndim != 1:
         raise StageFailed(
             f"class_names is {given.dtype} of shape {given.shape}", why="a list of strings is needed"
         )
-    return tuple(str(name) for name in given)
+    return tuple(map(str, given))

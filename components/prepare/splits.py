@@ -26,9 +26,9 @@ class Split:
         """What its owner calls the row at `position`."""
         return self.images.names[int(self.rows[position])]
 
-    def without(self, positions: NDArray[np.int64]) -> Split:
+    def without(self, positions: list[int]) -> Split:
         """This split without the rows at `positions`."""
-        return Split(self.images, np.delete(self.rows, positions))
+        return Split(self.images, np.delete(self.rows, np.array(positions, dtype=np.int64)))
 
 
 def whole(images: Images) -> Split:

@@ -57,7 +57,7 @@ def run(config: AnySource, *, out: Output) -> Result[DatasetSpec]:
         "train_rows": len(kept["train"].rows),
         "test_rows": len(kept["test"].rows),
         "classes": classes,
-        "dropped_rows": _rows(splits) - _rows(kept),
+        "dropped_rows": sum(len(splits[name].rows) - len(split.rows) for name, split in kept.items()),
         "repeated_train_rows": duplicates.repeats_in_train,
         "left_out_files": len(loaded.left_out),
     }
@@ -86,7 +86,3 @@ def _tell_left_out(names: tuple[str, ...], out: Output) -> tuple[str, ...]:
         out.note(f"left out, as no images: {counted(names, 'file')}")
     users = [name for name in names if not is_litter(name)]
     return (f"left out, as no images: {counted(users, 'file')}",) if users else ()
-
-
-def _rows(splits: dict[str, Split]) -> int:
-    return sum(len(split.rows) for split in splits.values())

@@ -96,7 +96,13 @@ def open_folder(given: UserPath, out: Output) -> Path:
     return place
 
 
-def sha256_of(path: Path) -> str:
-    """The SHA-256 of a file, in hexadecimal."""
+def require_sha256(path: Path, expected: str, *, given: UserPath, fix: str) -> None:
+    """Raise StageFailed, with `fix`, if the file at `path`, which came from `given`, has another SHA-256."""
     with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+        found = hashlib.file_digest(file, "sha256").hexdigest()
+    if found != expected:
+        raise StageFailed(
+            f"{given} is not the file that was asked for",
+            why=f"its SHA-256 is {found}, the recipe says {expected}",
+            fix=fix,
+        )

@@ -58,21 +58,14 @@ def judge(
     except (KeyError, ValidationError):
         return False, "the champion stays: its version does not say how it was measured"
     if champion.goals != challenger.goals:
-        return (
-            False,
-            f"the champion stays: it was chosen under other goals, {_difference(champion, challenger)}",
-        )
+        theirs, ours = champion.goals.model_dump(), challenger.goals.model_dump()
+        other = canonical_json({name: value for name, value in theirs.items() if value != ours[name]})
+        return False, f"the champion stays: it was chosen under other goals, {other}"
     for name, value in challenger.conditions.items():
         there = champion.conditions.get(name, "")
         if there != value:
             return False, f"the champion stays: it was measured with another {name}, {there!r}, not {value!r}"
     return _compare(challenger, champion)
-
-
-def _difference(champion: Standing, challenger: Standing) -> str:
-    theirs, ours = champion.goals.model_dump(), challenger.goals.model_dump()
-    differing = {name: value for name, value in theirs.items() if value != ours[name]}
-    return canonical_json(differing)
 
 
 def _compare(challenger: Standing, champion: Standing) -> tuple[bool, str]:

@@ -26,15 +26,11 @@ def references(uri: str) -> list[References]:
     Raises Unavailable if it does not answer.
     """
     tracking.ensure_store(uri)
-    found: list[References] = []
+    tags: list[dict[str, str]] = []
     page: Any = None
     with tracking.reaching(uri):
         client = tracking.client(uri)
-        while True:
+        while page is None or page.token:
             page = client.search_model_versions(max_results=_PAGE, page_token=page and page.token)
-            for version in page:
-                if DIGEST_TAG in version.tags:
-                    tags = version.tags
-                    found.append(References(tags[DIGEST_TAG], tags.get(MEASUREMENTS_TAG, "")))
-            if not page.token:
-                return found
+            tags += [version.tags for version in page if DIGEST_TAG in version.tags]
+    return [References(of_one[DIGEST_TAG], of_one.get(MEASUREMENTS_TAG, "")) for of_one in tags]

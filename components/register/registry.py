@@ -22,6 +22,7 @@ from mlflow.types import Schema, TensorSpec
 
 from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import MANIFEST, Artifact, copy_files
+from hpml.artifacts.registration import RegistrationSpec
 from hpml.components.register.champion import Standing, judge
 from hpml.components.register.references import DIGEST_TAG, FILE_TAG
 from hpml.core.errors import ConfigInvalid
@@ -50,17 +51,7 @@ class Entry:
     doubts: tuple[str, ...] = ()
 
 
-@dataclass(frozen=True)
-class Registered:
-    """The version of an engine, the aliases that point to it, and what became of the champion."""
-
-    registry: str
-    version: int
-    aliases: tuple[str, ...]
-    champion_reason: str
-
-
-def register(entry: Entry, scratch: Path) -> Registered:
+def register(entry: Entry, scratch: Path) -> RegistrationSpec:
     """Register `entry` in the registry that the environment names (MLFLOW_TRACKING_URI).
 
     The same engine gets the same version each time; its tags then say what was measured last.
@@ -77,8 +68,15 @@ def register(entry: Entry, scratch: Path) -> Registered:
         client.set_registered_model_alias(entry.model_name, CANDIDATE, str(version.version))
         reason = _crown(client, version, entry)
         aliases = client.get_registered_model(entry.model_name).aliases
-    held = tuple(sorted(alias for alias, of in aliases.items() if int(of) == int(version.version)))
-    return Registered(tracking.without_credentials(uri), int(version.version), held, reason)
+    number = int(version.version)
+    return RegistrationSpec(
+        registry=tracking.without_credentials(uri),
+        model_name=entry.model_name,
+        version=number,
+        aliases=tuple(sorted(alias for alias, of in aliases.items() if int(of) == number)),
+        engine_digest=entry.engine_digest,
+        champion_reason=reason,
+    )
 
 
 def _version(client: MlflowClient, uri: str, entry: Entry, scratch: Path) -> ModelVersion:
@@ -112,11 +110,8 @@ def _version(client: MlflowClient, uri: str, entry: Entry, scratch: Path) -> Mod
 def _versions(client: MlflowClient, entry: Entry) -> list[ModelVersion]:
     """The versions of this very engine, and of its variants the same; the lowest first."""
     query = f"name = '{entry.model_name}' and tags.`{DIGEST_TAG}` = '{entry.engine_digest}'"
-    same = (
-        version
-        for version in client.search_model_versions(query)
-        if version.tags.get(FILE_TAG) == entry.tags[FILE_TAG]
-    )
+    found = client.search_model_versions(query)
+    same = [version for version in found if version.tags.get(FILE_TAG) == entry.tags[FILE_TAG]]
     return sorted(same, key=lambda version: int(version.version))
 
 

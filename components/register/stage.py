@@ -15,6 +15,8 @@ from hpml.core.errors import ConfigInvalid, StageFailed
 from hpml.measuring.goals import COMPLETION, DECISION_FILE, DecisionRecord
 from hpml.measuring.state_mixture import mixture
 
+_FIGURES = ("accuracy_top1", "latency_ms_p50", "latency_ms_p99", "speedup_vs_reference")
+
 
 def run(
     config: RegisterConfig,
@@ -43,33 +45,27 @@ def run(
         figures=decision.figures,
         states=decision.states,
     )
-    doubts = tuple(doubt for doubt in (decision.undecided, *decision.unverified) if doubt)
     entry = Entry(
         model_name=config.model_name,
         engine=engine,
         engine_digest=decision.engine_digest,
         description=decision.reason,
-        tags={**config.tags, **_tags(engine, decision, standing)},
+        tags=config.tags | _tags(engine, decision, standing),
         standing=standing,
-        doubts=doubts,
+        doubts=tuple(doubt for doubt in (decision.undecided, *decision.unverified) if doubt),
     )
-    registered = register(entry, out.scratch)
-    if doubts and "champion" not in registered.aliases:
-        out.note(f"{registered.champion_reason}; {COMPLETION} completes the measurement")
-    spec = RegistrationSpec(
-        registry=registered.registry,
-        model_name=config.model_name,
-        version=registered.version,
-        aliases=registered.aliases,
-        engine_digest=decision.engine_digest,
-        champion_reason=registered.champion_reason,
-    )
-    metrics = {"version": registered.version, "champion": float("champion" in registered.aliases)}
-    return Result(spec, metrics)
+    spec = register(entry, out.scratch)
+    is_champion = "champion" in spec.aliases
+    if entry.doubts and not is_champion:
+        out.note(f"{spec.champion_reason}; {COMPLETION} completes the measurement")
+    return Result(spec, {"version": spec.version, "champion": float(is_champion)})
 
 
 def _tags(engine: Artifact[EngineSpec], decision: DecisionRecord, standing: Standing) -> dict[str, str]:
-    """What the version says of itself; figures are readable, and whole in the tag of its standing."""
+    """What the version says of itself; figures are readable, and whole in the tag of its standing.
+
+    The figures are those that are known, also of each state of the cores, with the settings they hold for.
+    """
     spec, lineage = engine.spec, engine.manifest.lineage
     tags = {
         "hpml.engine": decision.chosen,
@@ -87,32 +83,21 @@ def _tags(engine: Artifact[EngineSpec], decision: DecisionRecord, standing: Stan
         "hpml.size_bytes": str(spec.size_bytes),
         STANDING_TAG: standing.model_dump_json(),
     }
-    return tags | _figure_tags(decision) | _doubt_tags(decision)
-
-
-def _figure_tags(decision: DecisionRecord) -> dict[str, str]:
-    """The figures that are known, those of each state of the cores, and the settings that they hold for."""
     figures, states = decision.figures, decision.states
-    known: dict[str, Interval | None] = {
-        name: getattr(figures, name)
-        for name in ("accuracy_top1", "latency_ms_p50", "latency_ms_p99", "speedup_vs_reference")
-    }
+    known = {name: getattr(figures, name) for name in _FIGURES}
     if len(states) > 1:
         for one in figures.states:
             known[f"latency_ms_p50_{one.state}"] = one.latency_ms_p50
             known[f"speedup_vs_reference_{one.state}"] = one.speedup_vs_reference
-    tags = {f"hpml.{name}": _in_words(figure) for name, figure in known.items() if figure}
-    if mixture(states):
-        tags["hpml.core_states"] = mixture(states)
-    if figures.settings:
-        tags["hpml.settings"] = canonical_json(figures.settings.model_dump())
-    return tags
+    where_known = {
+        **{f"hpml.{name}": _in_words(figure) for name, figure in known.items()},
+        "hpml.core_states": mixture(states),
+        "hpml.settings": canonical_json(figures.settings.model_dump()) if figures.settings else "",
+        "hpml.undecided": decision.undecided,
+        "hpml.unverified": "; ".join(decision.unverified),
+    }
+    return tags | {name: value for name, value in where_known.items() if value}
 
 
-def _in_words(figure: Interval) -> str:
-    return f"{figure.value:.4g} ({figure.low:.4g} to {figure.high:.4g})"
-
-
-def _doubt_tags(decision: DecisionRecord) -> dict[str, str]:
-    doubts = {"hpml.undecided": decision.undecided, "hpml.unverified": "; ".join(decision.unverified)}
-    return {name: doubt for name, doubt in doubts.items() if doubt}
+def _in_words(figure: Interval | None) -> str:
+    return f"{figure.value:.4g} ({figure.low:.4g} to {figure.high:.4g})" if figure else ""

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from hpml.artifacts.engine import EngineSpec, copy_engine
 from hpml.artifacts.folder import Artifact
-from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
 from hpml.core.atomic_files import write_text_atomic
 from hpml.core.contract import Output, Result
@@ -30,8 +29,7 @@ def run(
     if decision.chosen is None:
         raise GateFailed(decision.reason, fix=_what_to_loosen(decision))
     chosen = engines[decision.chosen]
-    figures = measured.spec.engines[decision.chosen]
-    reference_figures = measured.spec.engines[measured.spec.reference]
+    figures, reference = (measured.spec.engines[name] for name in (decision.chosen, measured.spec.reference))
     record = DecisionRecord(
         goals=config,
         chosen=decision.chosen,
@@ -39,14 +37,14 @@ def run(
         engine_digest=chosen.digest,
         measurements_digest=measured.digest,
         figures=figures,
-        reference_figures=reference_figures,
+        reference_figures=reference,
         verdicts=decision.verdicts,
         undecided=decision.undecided,
         states=measured.spec.states,
     )
     spec = copy_engine(chosen, figures.variant, out.path)
     write_text_atomic(out.path / DECISION_FILE, record.model_dump_json(indent=1))
-    return Result(spec, _metrics(config, decision, figures, reference_figures))
+    return Result(spec, _metrics(config, decision, figures, reference))
 
 
 def _check_measured(measured: Artifact[MeasurementsSpec], engines: dict[str, Artifact[EngineSpec]]) -> None:
@@ -88,18 +86,8 @@ def _metrics(
     if objective:
         name = goals.objective
         metrics |= {name: objective.value, f"{name}_low": objective.low, f"{name}_high": objective.high}
-    return metrics | _accuracy(figures.accuracy_top1, reference.accuracy_top1) | _speedups(figures)
-
-
-def _accuracy(chosen: Interval | None, reference: Interval | None) -> dict[str, float]:
-    if chosen is None or reference is None:
-        return {}
-    return {"accuracy_top1": chosen.value, "accuracy_drop": reference.value - chosen.value}
-
-
-def _speedups(figures: EngineFigures) -> dict[str, float]:
-    named = {
-        "speedup_vs_reference": figures.speedup_vs_reference,
-        "speedup_vs_best_fp32": figures.speedup_vs_best_fp32,
-    }
-    return {name: interval.value for name, interval in named.items() if interval is not None}
+    if figures.accuracy_top1 and reference.accuracy_top1:
+        chosen = figures.accuracy_top1.value
+        metrics |= {"accuracy_top1": chosen, "accuracy_drop": reference.accuracy_top1.value - chosen}
+    speedups = {name: getattr(figures, name) for name in ("speedup_vs_reference", "speedup_vs_best_fp32")}
+    return metrics | {name: interval.value for name, interval in speedups.items() if interval}

@@ -51,7 +51,10 @@ def train(config: TrainConfig, data: Artifact[DatasetSpec], out: Output) -> Resu
         accuracy_top1=accuracy,
     )
     metrics = {**fitted.metrics, "parameters": parameters, "macs": macs}
-    return Result(spec, metrics, rejected=_below(config.min_accuracy, accuracy))
+    least, rejected = config.min_accuracy, ""
+    if least is not None and accuracy < least:
+        rejected = f"top-1 is {accuracy:.2%}, min_accuracy asks for {least:.2%}"
+    return Result(spec, metrics, rejected)
 
 
 def check_shapes(model: nn.Module, inputs: InputSpec, classes: int, name: str) -> None:
@@ -73,9 +76,3 @@ def check_shapes(model: nn.Module, inputs: InputSpec, classes: int, name: str) -
     shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
     if shape != (2, classes):
         raise ConfigInvalid(f"the network {name} makes {shape} of 2 images", why=f"it must be (2, {classes})")
-
-
-def _below(minimum: float | None, accuracy: float) -> str:
-    if minimum is None or accuracy >= minimum:
-        return ""
-    return f"top-1 is {accuracy:.2%}, min_accuracy asks for {minimum:.2%}"

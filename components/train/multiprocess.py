@@ -6,6 +6,7 @@ import json
 import shutil
 import signal
 import sys
+import tempfile
 import time
 from pathlib import Path
 from typing import Any
@@ -66,20 +67,18 @@ def main() -> None:
     """Be one worker; the folder with the task is the only argument."""
     die_with_parent(parent(), signal.SIGKILL)
     folder = Path(sys.argv[1])
-    events = Events(folder / f"{rank()}.jsonl")
+    failures = Events(folder / f"{rank()}.jsonl")
 
     def record(kind: str, **fields: Any) -> None:
-        events.write(kind, monotonic_s=time.monotonic(), **fields)  # one clock for all processes of a machine
+        failures.write(
+            kind, monotonic_s=time.monotonic(), **fields
+        )  # one clock for all processes of a machine
 
     with explained(record=record):
-        task = json.loads((folder / "task.json").read_text())
-        result = _train(task, folder)
+        result = _train(json.loads((folder / "task.json").read_text()), folder)
         if rank() == 0:
-            answer = {
-                "spec": result.spec.model_dump(mode="json"),
-                "metrics": dict(result.metrics),
-                "rejected": result.rejected,
-            }
+            spec = result.spec.model_dump(mode="json")
+            answer = {"spec": spec, "metrics": dict(result.metrics), "rejected": result.rejected}
             (folder / "result.json").write_text(json.dumps(answer))
 
 
@@ -88,11 +87,11 @@ def _train(task: dict[str, Any], folder: Path) -> Result[ModelSpec]:
 
     config: TrainConfig = validate(TrainConfig, task["config"], where="the config of train")
     data = open_artifact(Path(task["data"]), kind="dataset", verify=False)  # its starter has verified it
-    place, events = Path(task["path"]), Events(Path(task["events"]) if task["events"] else None)
+    place, events = task["path"], task["events"]
     if rank() > 0:  # its copy of the model is not needed
-        place, events = folder / f"worker-{rank()}", Events(None)
-        place.mkdir()
-    return train(config, data, Output(place, Path(task["scratch"]), task["threads"], events))
+        place, events = tempfile.mkdtemp(dir=folder), ""
+    told = Events(Path(events) if events else None)
+    return train(config, data, Output(Path(place), Path(task["scratch"]), task["threads"], told))
 
 
 if __name__ == "__main__":

@@ -11,21 +11,23 @@ from __future__ import annotations
 
 import difflib
 import importlib
+from collections.abc import Mapping
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.model import ArchitectureSpec, ModelSpec
 from hpml.artifacts.model_input import InputSpec
-from hpml.core.errors import ConfigInvalid, HpmlError, StageFailed
+from hpml.core.errors import ConfigInvalid, StageFailed
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
 
 ARCHITECTURES: dict[str, str] = {
-    "cnn": "hpml.models.cnn:cnn",
-    "resnet18": "hpml.models.resnet:resnet18",
-    "vit": "hpml.models.vit:vit",
+    "cnn": "hpml.models.cnn:Cnn",
+    "resnet18": "hpml.models.resnet:ResNet18",
+    "vit": "hpml.models.vit:Vit",
 }
 
 WEIGHTS = "model.safetensors"
@@ -55,40 +57,26 @@ def build(architecture: ArchitectureSpec, *, in_channels: int, num_classes: int)
     """
     from torch import nn
 
-    from hpml.models.limits import BUILD_S, memory_limit, require_fits, time_limit
+    from hpml.models.limits import BUILD_S, memory_limit, require_fits, time_limit, users_code
 
     path = import_path(architecture.name)
     module_name, _, attribute = path.partition(":")
     what = f"the model {architecture.name}"
-    try:
-        with time_limit(BUILD_S, f"importing {module_name}"):
-            factory = getattr(importlib.import_module(module_name), attribute)
-    except HpmlError:
-        raise
-    except Exception as error:  # a user's module can fail in any way
-        raise ConfigInvalid(
-            f"cannot import the model {path!r}",
-            why=f"{type(error).__name__}: {error}",
-            fix="check the spelling; modules are looked for beside the recipe",
-        ) from None
-
-    def make() -> nn.Module:
-        made: nn.Module = factory(in_channels=in_channels, num_classes=num_classes, **architecture.arguments)
-        return made
-
-    try:
-        with time_limit(BUILD_S, f"building {what}"), memory_limit(what):
-            if architecture.name in ARCHITECTURES:
-                require_fits(what, make)
-            model = make()
-    except HpmlError:
-        raise
-    except Exception as error:
-        raise ConfigInvalid(
-            f"cannot build the model {path!r}",
-            why=f"{type(error).__name__}: {error}",
-            fix="check its arguments; it is also given in_channels and num_classes",
-        ) from None
+    may_not_be_found = users_code(
+        f"cannot import the model {path!r}",
+        fix="check the spelling; modules are looked for beside the recipe",
+    )
+    with may_not_be_found, time_limit(BUILD_S, f"importing {module_name}"):
+        factory = getattr(importlib.import_module(module_name), attribute)
+    may_not_fit = users_code(
+        f"cannot build the model {path!r}",
+        fix="check its arguments; it is also given in_channels and num_classes",
+    )
+    with may_not_fit, time_limit(BUILD_S, f"building {what}"), memory_limit(what):
+        make = partial(factory, in_channels=in_channels, num_classes=num_classes, **architecture.arguments)
+        if architecture.name in ARCHITECTURES:
+            require_fits(what, make)
+        model = make()
     if not isinstance(model, nn.Module):
         raise ConfigInvalid(f"{path!r} returned a {type(model).__name__}, not a torch.nn.Module")
     return model
@@ -141,14 +129,19 @@ def load_weights(model: nn.Module, file: Path) -> nn.Module:
 
 def save(model: nn.Module, folder: Path) -> None:
     """Write the weights of `model` into `folder`."""
-    import torch
     from safetensors.torch import save_file
 
-    state = {  # cloned, as two names may share one tensor and a file of safetensors holds each on its own
+    save_file(copied(model.state_dict()), folder / WEIGHTS)
+
+
+def copied(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """`tensors` for a file of safetensors: two names may share one, and the file holds each on its own."""
+    import torch
+
+    return {
         name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-        for name, tensor in model.state_dict().items()
+        for name, tensor in tensors.items()
     }
-    save_file(state, folder / WEIGHTS)
 
 
 def count(model: nn.Module, input_spec: InputSpec) -> tuple[int, int]:

@@ -50,20 +50,17 @@ def apply_channel_plan(model: nn.Module, plan: Mapping[str, Mapping[str, int]]) 
 
 
 def _reallocate(layer: nn.Module) -> None:
+    shapes: dict[str, tuple[int, ...]]
     if isinstance(layer, nn.Conv2d):
-        _resize(layer, "weight", layer.out_channels, layer.in_channels // layer.groups, *layer.kernel_size)
-        _resize(layer, "bias", layer.out_channels)
+        kernels = (layer.out_channels, layer.in_channels // layer.groups, *layer.kernel_size)
+        shapes = {"weight": kernels, "bias": kernels[:1]}
     elif isinstance(layer, nn.Linear):
-        _resize(layer, "weight", layer.out_features, layer.in_features)
-        _resize(layer, "bias", layer.out_features)
+        shapes = {"weight": (layer.out_features, layer.in_features), "bias": (layer.out_features,)}
     elif isinstance(layer, nn.BatchNorm2d):
-        for name in ("weight", "bias", "running_mean", "running_var"):
-            _resize(layer, name, layer.num_features)
-
-
-def _resize(layer: nn.Module, name: str, *shape: int) -> None:
-    old = getattr(layer, name)
-    if old is None:
-        return
-    new = torch.empty(shape, dtype=old.dtype)
-    setattr(layer, name, nn.Parameter(new) if isinstance(old, nn.Parameter) else new)
+        tensors = ("weight", "bias", "running_mean", "running_var")
+        shapes = dict.fromkeys(tensors, (layer.num_features,))
+    for name, shape in shapes.items():
+        old = getattr(layer, name)
+        if old is not None:
+            new = torch.empty(shape, dtype=old.dtype)
+            setattr(layer, name, nn.Parameter(new) if isinstance(old, nn.Parameter) else new)

@@ -15,7 +15,7 @@ from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpml.core import memory
-from hpml.core.errors import ConfigInvalid
+from hpml.core.errors import ConfigInvalid, HpmlError
 
 BUILD_S = 300.0  # for importing and building a network; weights that it downloads included
 _WORTH_A_LOOK = 2**24  # bytes of a tensor
@@ -54,17 +54,25 @@ def time_limit(seconds: float, what: str) -> Iterator[None]:
 
 
 @contextmanager
-def memory_limit(what: str) -> Iterator[None]:
-    """Refuse a tensor that does not fit into the memory that is left, before it is made.
+def users_code(what: str, *, fix: str, kind: type[ConfigInvalid] = ConfigInvalid) -> Iterator[None]:
+    """Raise a `kind` of error, that `what` failed, for whatever a user's code in the body raises.
 
-    Raises ConfigInvalid that says how much `what`, such as "the model cnn", asked for.
+    Errors of ours pass, such as Terminated from the handler of SIGTERM.
     """
-    with _Allocations(what):
+    try:
         yield
+    except HpmlError:
+        raise
+    except Exception as error:
+        raise kind(what, why=f"{type(error).__name__}: {error}", fix=fix) from None
 
 
-class _Allocations(TorchDispatchMode):  # type: ignore[no-untyped-call]
-    """Sees every operator that makes a tensor of a given size: empty, zeros, randn and their kind."""
+class memory_limit(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """While it is entered, refuses a tensor that does not fit into the memory left, before it is made.
+
+    It sees every operator that makes a tensor of a given size: empty, zeros, randn and their kind. Raises
+    ConfigInvalid that says how much `what`, such as "the model cnn", asked for.
+    """
 
     def __init__(self, what: str) -> None:
         super().__init__()  # type: ignore[no-untyped-call]

@@ -27,36 +27,27 @@ class BasicBlock(nn.Module):
         return torch.relu(self.bn2(self.conv2(y)) + self.shortcut(x))
 
 
-class ResNet(nn.Module):
-    """Four groups of `blocks` basic blocks with `width`, 2, 4 and 8 times `width` channels."""
+class ResNet18(nn.Module):
+    """ResNet-18 for small images: four pairs of blocks; `width` 64 is the standard network."""
 
-    def __init__(self, in_channels: int, num_classes: int, width: int, blocks: tuple[int, ...]) -> None:
+    def __init__(self, *, in_channels: int, num_classes: int, width: int = 64) -> None:
         super().__init__()
+        if width < 1:
+            raise ValueError(f"width {width} is less than 1")
         self.stem = nn.Sequential(
             nn.Conv2d(in_channels, width, 3, 1, 1, bias=False), nn.BatchNorm2d(width), nn.ReLU()
         )
-        channels = width
-        groups = []
-        for index, depth in enumerate(blocks):
-            out_channels = width * 2**index
-            strides = [1 if index == 0 else 2] + [1] * (depth - 1)
-            group = []
-            for stride in strides:
-                group.append(BasicBlock(channels, out_channels, stride))
-                channels = out_channels
-            groups.append(nn.Sequential(*group))
-        self.groups = nn.Sequential(*groups)
-        self.head = nn.Linear(channels, num_classes)
+        sizes = (width, width, 2 * width, 4 * width, 8 * width)
+        self.groups = nn.Sequential(
+            *(
+                nn.Sequential(BasicBlock(before, after, stride), BasicBlock(after, after, 1))
+                for before, after, stride in zip(sizes, sizes[1:], (1, 2, 2, 2), strict=False)
+            )
+        )
+        self.head = nn.Linear(sizes[-1], num_classes)
 
     def forward(self, x: Tensor) -> Tensor:
         """Images (batch, in_channels, height, width) to logits (batch, num_classes)."""
         features = self.groups(self.stem(x))
         logits: Tensor = self.head(features.mean(dim=(2, 3)))
         return logits
-
-
-def resnet18(*, in_channels: int, num_classes: int, width: int = 64) -> ResNet:
-    """ResNet-18 for small images; `width` 64 is the standard network."""
-    if width < 1:
-        raise ValueError(f"width {width} is less than 1")
-    return ResNet(in_channels, num_classes, width, (2, 2, 2, 2))

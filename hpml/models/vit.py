@@ -37,19 +37,29 @@ class Block(nn.Module):
 
 
 class Vit(nn.Module):
-    """Patches, position embedding, `depth` blocks, mean over the tokens, linear head."""
+    """A vision transformer for square images of side `image_size`, cut into squares of side `patch`.
+
+    Patches, position embedding, `depth` blocks, mean over the tokens, linear head.
+    """
 
     def __init__(
         self,
+        *,
         in_channels: int,
         num_classes: int,
-        image_size: int,
-        patch: int,
-        dim: int,
-        depth: int,
-        heads: int,
+        image_size: int = 32,
+        patch: int = 4,
+        dim: int = 128,
+        depth: int = 6,
+        heads: int = 4,
     ) -> None:
         super().__init__()
+        if min(image_size, patch, dim, depth, heads) < 1 or depth > MOST_BLOCKS:
+            raise ValueError(f"sizes are from 1, and depth to {MOST_BLOCKS}; depth is {depth}")
+        if image_size % patch or dim % heads:
+            raise ValueError(
+                f"image_size {image_size} must be a multiple of patch {patch}, dim {dim} of heads {heads}"
+            )
         self.patches = nn.Conv2d(in_channels, dim, patch, patch)
         self.position = nn.Parameter(torch.randn(1, (image_size // patch) ** 2, dim) * 0.02)
         self.blocks = nn.Sequential(*(Block(dim, heads) for _ in range(depth)))
@@ -61,23 +71,3 @@ class Vit(nn.Module):
         tokens = self.patches(x).flatten(2).transpose(1, 2) + self.position
         logits: Tensor = self.head(self.norm(self.blocks(tokens)).mean(dim=1))
         return logits
-
-
-def vit(
-    *,
-    in_channels: int,
-    num_classes: int,
-    image_size: int = 32,
-    patch: int = 4,
-    dim: int = 128,
-    depth: int = 6,
-    heads: int = 4,
-) -> Vit:
-    """A vision transformer for square images of side `image_size`, cut into squares of side `patch`."""
-    if min(image_size, patch, dim, depth, heads) < 1 or depth > MOST_BLOCKS:
-        raise ValueError(f"sizes are from 1, and depth to {MOST_BLOCKS}; depth is {depth}")
-    if image_size % patch or dim % heads:
-        raise ValueError(
-            f"image_size {image_size} must be a multiple of patch {patch}, dim {dim} of heads {heads}"
-        )
-    return Vit(in_channels, num_classes, image_size, patch, dim, depth, heads)

@@ -41,12 +41,10 @@ def predict_split(
     predict: Callable[[NDArray[np.float32]], NDArray[np.float32]],
     images_nhwc: NDArray[np.uint8],
     spec: InputSpec,
-    *,
-    batch: int = 100,
 ) -> NDArray[np.float32]:
     """Logits (rows, classes) of `predict` over all `images_nhwc`, in batches."""
     return np.concatenate(
-        [predict(to_x_nchw(images_nhwc[part], spec)) for part in batches(len(images_nhwc), batch)]
+        [predict(to_x_nchw(images_nhwc[part], spec)) for part in batches(len(images_nhwc), 100)]
     )
 
 

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
 from torch import Tensor
 
+from hpml import models
 from hpml.core.atomic_files import write_bytes_atomic
 
 KEEP = 2  # the newest, and the one before it in case the newest is damaged
@@ -27,11 +27,7 @@ class Checkpoint:
         """A safetensors file, the state as JSON in its header."""
         from safetensors.torch import save
 
-        tensors = {
-            name: tensor.detach().cpu().clone(memory_format=torch.contiguous_format)
-            for name, tensor in self.tensors.items()
-        }
-        return save(tensors, metadata={"state": json.dumps(self.state)})
+        return save(models.copied(self.tensors), metadata={"state": json.dumps(self.state)})
 
     @classmethod
     def from_bytes(cls, data: bytes) -> Checkpoint:

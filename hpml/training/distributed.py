@@ -36,20 +36,13 @@ class Group:
 
     def sum(self, values: Sequence[float]) -> list[float]:
         """Element by element, the sum of `values` over the group."""
-        return self._reduce(values, "SUM")
-
-    def max(self, values: Sequence[float]) -> list[float]:
-        """Element by element, the largest of `values` in the group."""
-        return self._reduce(values, "MAX")
+        return self._all_reduce_async(values, "SUM")()
 
     def all_reduce_max_async(self, values: Sequence[float]) -> Callable[[], list[float]]:
-        """`max` of `values`, found while this process goes on; what it returns waits for the answer."""
-        return self._begin(values, "MAX")
+        """The largest of `values` in the group, element by element; what it returns waits for the answer."""
+        return self._all_reduce_async(values, "MAX")
 
-    def _reduce(self, values: Sequence[float], operation: str) -> list[float]:
-        return self._begin(values, operation)()
-
-    def _begin(self, values: Sequence[float], operation: str) -> Callable[[], list[float]]:
+    def _all_reduce_async(self, values: Sequence[float], operation: str) -> Callable[[], list[float]]:
         if self.size == 1:
             return lambda: list(values)
         import torch
@@ -77,16 +70,13 @@ class Group:
         """What rank 0 gave."""
         if self.size == 1:
             return data
-        import numpy as np
         import torch
 
         size = torch.tensor([-1 if data is None else len(data)])
         self.broadcast([size])
         if size < 0:
             return None
-        content = torch.empty(int(size), dtype=torch.uint8)
-        if data is not None:
-            content = torch.from_numpy(np.frombuffer(data, np.uint8).copy())
+        content = torch.frombuffer(bytearray(data or int(size)), dtype=torch.uint8)
         self.broadcast([content])
         return content.numpy().tobytes()
 

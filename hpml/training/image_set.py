@@ -55,20 +55,16 @@ class ImageSet:
 
         Close it (contextlib.closing) when no more are wanted: it may have a thread.
         """
-        if self._resident_nhwc is not None:
-            taken: Iterable[Tensor] = map(self._kept, parts)
-        elif self._device.type == "cuda":
-            taken = (self._received(*sent) for sent in ahead(self._sent, parts))
+        if self._device.type == "cuda" and self._resident_nhwc is None:
+            taken: Iterable[Tensor] = (self._received(*sent) for sent in ahead(self._sent, parts))
         else:
             taken = map(self._read, parts)
         for images_nhwc in taken:
             yield images_nhwc.permute(0, 3, 1, 2)
 
-    def _kept(self, rows: Rows) -> Tensor:
-        assert self._resident_nhwc is not None
-        return self._resident_nhwc[rows if isinstance(rows, slice) else rows.to(self._device)]
-
     def _read(self, rows: Rows) -> Tensor:
+        if self._resident_nhwc is not None:
+            return self._resident_nhwc[rows if isinstance(rows, slice) else rows.to(self._device)]
         if isinstance(rows, slice):
             return torch.from_numpy(np.array(self._images_nhwc[rows]))
         return torch.from_numpy(self._images_nhwc[rows.numpy()])  # a copy already

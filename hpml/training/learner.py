@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from contextlib import AbstractContextManager, nullcontext
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -15,13 +15,13 @@ from torch.optim.swa_utils import AveragedModel
 from hpml.training.config import Hyperparameters
 from hpml.training.data_parallel import data_parallel
 from hpml.training.device import ComputeDevice
-from hpml.training.losses import DistillationLoss
+from hpml.training.losses import Distillation
 from hpml.training.optimizers import build_optimizer
 from hpml.training.stopwatch import Stopwatch
 
 
 class Learner:
-    """A network with its optimizer, the average of its weights, and the teacher it learns from, if any.
+    """A network with its optimizer, the average of its weights, and a copy of the teacher, if there is one.
 
     workers: how many equal copies of it learn together, each from a share of every batch. stopwatch: told of
     the phases "compute" and "communication" (a wait for gradients that the backward pass did not hide).
@@ -33,15 +33,15 @@ class Learner:
         config: Hyperparameters,
         compute_device: ComputeDevice,
         stopwatch: Stopwatch,
-        *,
         workers: int,
-        teacher: nn.Module | None,
-        distillation: DistillationLoss | None,
+        distillation: Distillation | None = None,
     ) -> None:
         self._config, self._compute_device, self._stopwatch = config, compute_device, stopwatch
         self.model = compute_device.put(model.train())
-        self.teacher = None if teacher is None else compute_device.put(copy.deepcopy(teacher).eval())
         self._distillation = distillation
+        self.teacher = (
+            compute_device.put(copy.deepcopy(distillation.teacher).eval()) if distillation else None
+        )
         self._average = _average(self.model, config.ema_decay) if config.ema_decay else None
         self._optimizer = build_optimizer(self.model, config)
         self._scaler = torch.amp.GradScaler(
@@ -63,12 +63,12 @@ class Learner:
 
         Returns `share` times the part's mean loss, and how many of its images were recognised.
         """
-        with self._gradients_shared(last):
-            logits = self._forward(self._network, x)
+        network = self._network
+        with nullcontext() if last or not isinstance(network, DistributedDataParallel) else network.no_sync():
+            logits = self._forward(network, x)
             loss = self._loss(logits, labels, x) * share
             torch.autograd.backward(self._scaler.scale(loss))
-        is_waiting = last and self._network is not self.model
-        self._stopwatch.lap("communication" if is_waiting else "compute")
+        self._stopwatch.lap("communication" if last and network is not self.model else "compute")
         return loss.detach(), (logits.argmax(dim=1) == labels).sum()
 
     def step(self, learning_rate: float) -> None:
@@ -90,18 +90,13 @@ class Learner:
         """The network that would be handed over now: the averaged one, where there is an average."""
         return self.model if self._average is None else self._average.module
 
-    def _gradients_shared(self, wanted: bool) -> AbstractContextManager[None]:
-        if isinstance(self._network, DistributedDataParallel) and not wanted:
-            return self._network.no_sync()
-        return nullcontext()
-
     def _loss(self, logits: Tensor, labels: Tensor, x: Tensor) -> Tensor:
         loss = functional.cross_entropy(logits, labels, label_smoothing=self._config.label_smoothing)
         if self.teacher is None or self._distillation is None:
             return loss
         with torch.no_grad():
             teacher_logits = self._forward(self.teacher, x)
-        return self._distillation(logits, teacher_logits, loss)
+        return self._distillation.loss(logits, teacher_logits, loss)
 
     def _forward(self, network: nn.Module, x: Tensor) -> Tensor:
         dtype = self._compute_device.dtype

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import hashlib
+import itertools
 import math
 import signal
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
-from typing import NoReturn
 
 import numpy as np
 import torch
@@ -30,7 +30,7 @@ from hpml.training.device import CPU_FP32, choose_compute_device
 from hpml.training.distributed import Group, joined_group
 from hpml.training.image_set import ImageSet
 from hpml.training.learner import Learner
-from hpml.training.losses import DistillationLoss
+from hpml.training.losses import Distillation
 from hpml.training.optimizers import peak_learning_rate
 from hpml.training.schedule import rate_factor
 from hpml.training.stopping import StopRequest
@@ -62,13 +62,11 @@ def fit(
     input_spec: InputSpec,
     config: Hyperparameters,
     out: Output,
-    *,
-    teacher: nn.Module | None = None,
-    distillation: DistillationLoss | None = None,
+    distillation: Distillation | None = None,
 ) -> FitResult:
     """Train `model`, in place, on the train split of `data`, and evaluate it on the test split every epoch.
 
-    With `distillation` the loss includes `teacher`'s logits. In a process that torchrun started, it joins the
+    With `distillation` the loss includes a teacher's logits. In a process that torchrun started, it joins the
     others. Checkpoints go to `out.scratch`, and a training that was interrupted goes on from the newest.
     Raises StageFailed if the loss is no longer finite; Terminated (KeyboardInterrupt) once the state is saved
     after SIGTERM (SIGINT); ConfigInvalid if the hardware lacks what `config` names, or no weight is trained.
@@ -78,7 +76,7 @@ def fit(
     require_trainable(model)
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     with joined_group() as group, StopRequest() as stop, torch.random.fork_rng(devices):
-        return _Training(model, data, input_spec, config, out, group, stop, teacher, distillation).run()
+        return _Training(model, data, input_spec, config, out, group, stop, distillation).run()
 
 
 def require_trainable(model: nn.Module) -> None:
@@ -102,11 +100,9 @@ def _evaluate_only(
     return FitResult(CPU_FP32.put(model.eval()), (), {"test_accuracy": top1_accuracy(logits, labels)})
 
 
-def evaluate(
-    model: nn.Module, data: Artifact[DatasetSpec], input_spec: InputSpec, split: str = "test"
-) -> NDArray[np.float32]:
-    """Logits (rows, classes) of `model` over a split of `data`, in fp32, on the model's device."""
-    images = ImageSet(data, split, input_spec, next(model.parameters()).device)
+def evaluate(model: nn.Module, data: Artifact[DatasetSpec], input_spec: InputSpec) -> NDArray[np.float32]:
+    """Logits (rows, classes) of `model` over the test split of `data`, in fp32, on the model's device."""
+    images = ImageSet(data, "test", input_spec, next(model.parameters()).device)
     was_training = model.training
     model.eval()
     with torch.no_grad(), closing(images.stream(batches(len(images), EVALUATION_BATCH))) as parts:
@@ -135,36 +131,29 @@ class _Progress:
         return self.images / sum(self.seconds.get(name, 0.0) for name in ("data", "compute", "communication"))
 
 
+@dataclass
 class _Training:
-    def __init__(
-        self,
-        model: nn.Module,
-        data: Artifact[DatasetSpec],
-        input_spec: InputSpec,
-        config: Hyperparameters,
-        out: Output,
-        group: Group,
-        stop: StopRequest,
-        teacher: nn.Module | None,
-        distillation: DistillationLoss | None,
-    ) -> None:
-        self.input_spec, self.config, self.out = input_spec, config, out
-        self.group, self.stop = group, stop
-        fingerprint = _fingerprint(model, data, config, teacher, distillation)
-        self.store = CheckpointStore(out.scratch / f"checkpoints-{fingerprint}")
+    model: nn.Module
+    data: Artifact[DatasetSpec]
+    input_spec: InputSpec
+    config: Hyperparameters
+    out: Output
+    group: Group
+    stop: StopRequest
+    distillation: Distillation | None
+
+    def __post_init__(self) -> None:
+        config, group, data = self.config, self.group, self.data
+        fingerprint = _fingerprint(self.model, data, config, self.distillation)
+        self.store = CheckpointStore(self.out.scratch / f"checkpoints-{fingerprint}")
         self.compute_device = choose_compute_device(config, group.local_rank)
-        self.stopwatch = Stopwatch(self.compute_device.device)
+        self.device = self.compute_device.device
+        self.stopwatch = Stopwatch(self.device)
         self.learner = Learner(
-            model,
-            config,
-            self.compute_device,
-            self.stopwatch,
-            workers=group.size,
-            teacher=teacher,
-            distillation=distillation,
+            self.model, config, self.compute_device, self.stopwatch, group.size, self.distillation
         )
-        self.train_set = ImageSet(data, "train", input_spec, self.compute_device.device)
-        self.test_set = ImageSet(data, "test", input_spec, self.compute_device.device)
+        self.train_set = ImageSet(data, "train", self.input_spec, self.device)
+        self.test_set = ImageSet(data, "test", self.input_spec, self.device)
         for images in (self.train_set, self.test_set):
             if images.residence and group.rank == 0:
                 print(images.residence, flush=True)
@@ -172,11 +161,13 @@ class _Training:
         self.steps_per_epoch = len(self.train_set) // self.batch_size
         self.progress = _Progress()
         # This worker's losses and recognised images of this epoch; on the device, so no step waits for it.
-        self.sums = torch.zeros(2, dtype=torch.float64, device=self.compute_device.device)
+        self.sums = torch.zeros(2, dtype=torch.float64, device=self.device)
         self.saved_at = self.reported_at = time.monotonic()
-        self.answer: Callable[[], list[float]] = (
-            _nothing_wanted  # to what was asked at the last `_sync_stop_and_save`
-        )
+        self.answer: Callable[[], list[float]] = lambda: [
+            0.0,
+            0.0,
+            0.0,
+        ]  # to what was asked at the last `_sync_stop_and_save`
 
     def run(self) -> FitResult:
         try:
@@ -216,14 +207,11 @@ class _Training:
         for number, (part, drawn) in enumerate(parts, start=1):
             if number > 1:
                 self._sync_stop_and_save(undo=list(zip(changed, before, strict=True)))
-            x, labels = (
-                self._batch(next(images), drawn),
-                self.train_set.labels[part.to(self.compute_device.device)],
-            )
+            x = self._augmented(next(images), drawn)
+            labels = self.train_set.labels[part.to(self.device)]
             self.stopwatch.lap("data")
-            loss, correct = self.learner.accumulate_gradients(
-                x, labels, share=1 / len(parts), last=number == len(parts)
-            )
+            share, last = 1 / len(parts), number == len(parts)
+            loss, correct = self.learner.accumulate_gradients(x, labels, share=share, last=last)
             self.sums += torch.stack([loss.double(), correct.double()])
         self.learner.step(self._learning_rate(self.progress.step))
 
@@ -233,9 +221,9 @@ class _Training:
         mine = of_batch[self.group.rank * share : (self.group.rank + 1) * share]
         return torch.split(mine, share // self.config.accumulate)
 
-    def _batch(self, images_nchw: Tensor, uniform: Tensor) -> Tensor:
+    def _augmented(self, images_nchw: Tensor, uniform: Tensor) -> Tensor:
         pixels = self.train_set.pixels(images_nchw)
-        pixels = augment(pixels, uniform.to(self.compute_device.device), self.config.augment)
+        pixels = augment(pixels, uniform.to(self.device), self.config.augment)
         return self.train_set.normalise(pixels, self.compute_device.layout)
 
     def _learning_rate(self, step: int) -> float:
@@ -275,13 +263,12 @@ class _Training:
         model = self.learner.result().eval()
         self.group.broadcast(list(model.buffers()))
         correct = 0
-        begins = range(0, len(self.test_set), EVALUATION_BATCH * self.group.size)  # as many for every worker
-        mine = [begin + self.group.rank * EVALUATION_BATCH for begin in begins]
-        shares = [slice(start, min(start + EVALUATION_BATCH, len(self.test_set))) for start in mine]
-        some = [share for share in shares if share.start < share.stop]
-        with closing(self.test_set.stream(some)) as images:
-            for share in shares:
-                if share in some:
+        shares = list(batches(len(self.test_set), EVALUATION_BATCH))
+        rounds = range(0, len(shares), self.group.size)  # as many for every worker
+        mine = shares[self.group.rank :: self.group.size]
+        with closing(self.test_set.stream(mine)) as images:
+            for share, _ in itertools.zip_longest(mine, rounds):
+                if share is not None:
                     with torch.no_grad():
                         pixels = self.test_set.pixels(next(images))
                         logits = model(self.test_set.normalise(pixels, self.compute_device.layout))
@@ -315,40 +302,39 @@ class _Training:
         """
         now = time.monotonic()
         is_reporting = now - self.reported_at >= REPORT_EVERY_S
+        epoch, step = self.progress.epoch, self.progress.step
         if is_reporting:
             self.reported_at = now
-            self._report_step()
-        at_end = self.progress.step == self.steps_per_epoch
-        is_cheap = self.compute_device.device.type == "cpu"  # on a GPU, to look at the loss is to wait for it
+            if self.group.rank == 0 and step:
+                self._report_progress(epoch + 1, step, loss=self.sums[0].item() / step)
+        at_end = step == self.steps_per_epoch
+        is_cheap = self.device.type == "cpu"  # on a GPU, to look at the loss is to wait for it
         is_bad = (is_cheap or is_reporting or at_end) and not math.isfinite(self.sums[0].item())
         is_due = now - self.saved_at >= self.config.checkpoint_every_s
-        wanted = [self.stop.signal, is_bad, is_due]
-        stopped_by, any_bad, any_due = self.answer() if self.group.size > 1 else wanted
-        self.answer = _nothing_wanted
-        is_saving = stopped_by or (any_due and not undo)
+        wanted = [float(self.stop.signal), is_bad, is_due]
+        stopped_by, any_bad, any_due = wanted
         if self.group.size > 1:
+            stopped_by, any_bad, any_due = self.answer()
             self.stopwatch.lap("communication")
         if any_bad:
             raise self._not_finite()
         if stopped_by:
             for tensor, before in undo:
                 tensor.copy_(before)
-        if is_saving:
+        if stopped_by or (any_due and not undo):
             self._save()
             wanted[2] = False
+        if stopped_by == signal.SIGINT:
+            raise KeyboardInterrupt
         if stopped_by:
-            self._leave(stopped_by)
+            raise Terminated(
+                "the training was stopped by SIGTERM", why=f"saved {self._place()}", fix="run again to resume"
+            )
         if self.group.size > 1:
             self.answer = self.group.all_reduce_max_async(wanted)
 
-    def _leave(self, stopped_by: float) -> NoReturn:
-        if stopped_by == signal.SIGINT:
-            raise KeyboardInterrupt
-        raise Terminated(
-            "the training was stopped by SIGTERM",
-            why=f"saved in epoch {self.progress.epoch + 1}, after step {self.progress.step}",
-            fix="run again to resume",
-        )
+    def _place(self) -> str:
+        return f"in epoch {self.progress.epoch + 1}, after step {self.progress.step}"
 
     def _not_finite(self) -> StageFailed:
         rate = peak_learning_rate(self.config)
@@ -384,8 +370,7 @@ class _Training:
                 loss_sum *= self.group.size / workers
                 changed = f", with {self.group.size} workers instead of {workers}"
             self.sums.copy_(torch.tensor([loss_sum, self.progress.correct], dtype=self.sums.dtype))
-            where = f"in epoch {self.progress.epoch + 1}, after step {self.progress.step}"
-            print(f"resuming {where}{changed}", flush=True)
+            print(f"resuming {self._place()}{changed}", flush=True)
 
     def _count_time(self) -> None:
         for phase, seconds in self.stopwatch.take().items():
@@ -393,33 +378,23 @@ class _Training:
 
     # ------------------------------------------------------------------------------------------ what is told
 
-    def _report_step(self) -> None:
-        if self.group.rank == 0 and self.progress.step:
-            loss = self.sums[0].item() / self.progress.step
-            self._report_progress(self.progress.epoch + 1, self.progress.step, loss)
-
     def _report_progress(self, epoch: int, step: int, loss: float) -> None:
         done = (epoch - 1) * self.steps_per_epoch + step
         note = f"epoch {epoch}/{self.config.epochs}, loss {loss:.3f}"
         self.out.progress(done, self.config.epochs * self.steps_per_epoch, "steps", note)
 
     def _report_epoch(self, row: dict[str, float]) -> None:
-        self._report_progress(int(row["epoch"]), self.steps_per_epoch, row["loss"])
-        rate = self.progress.images_per_s
+        epoch, rate = self.progress.epoch, self.progress.images_per_s
+        self._report_progress(epoch, self.steps_per_epoch, row["loss"])
         for name, value in (row | {"images_per_s": rate}).items():
             if name != "epoch":
-                self.out.metric(name, value, index=int(row["epoch"]))
+                self.out.metric(name, value, index=epoch)
         print(
-            f"epoch {row['epoch']}/{self.config.epochs}: loss {row['loss']:.4f},"
+            f"epoch {epoch}/{self.config.epochs}: loss {row['loss']:.4f},"
             f" train {row['train_accuracy']:.2%}, test {row['test_accuracy']:.2%},"
             f" learning rate {row['learning_rate']:.2g}, {rate:.0f} images/s",
             flush=True,
         )
-
-
-def _nothing_wanted() -> list[float]:
-    """Neither to stop, nor bad, nor due to be saved; see `_Training._sync_stop_and_save`."""
-    return [0.0, 0.0, 0.0]
 
 
 def _batch_size(rows: int, config: Hyperparameters, group: Group) -> int:
@@ -442,16 +417,13 @@ def _fingerprint(
     model: nn.Module,
     data: Artifact[DatasetSpec],
     config: Hyperparameters,
-    teacher: nn.Module | None,
-    distillation: DistillationLoss | None,
+    distillation: Distillation | None,
 ) -> str:
     """What tells this training from another one: a checkpoint of another is not resumed."""
     decisive = set(Hyperparameters.model_fields) - {"checkpoint_every_s"}
     settings = config.model_dump(mode="json", include=decisive)
-    weights = [_weights_digest(network) for network in (model, teacher) if network is not None]
+    networks = [model, distillation.teacher] if distillation else [model]
+    states = [Checkpoint(dict(network.state_dict()), {}).to_bytes() for network in networks]
+    weights = [hashlib.sha256(state).hexdigest() for state in states]
     text = canonical_json([settings, data.digest, weights, repr(distillation)])
     return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-
-def _weights_digest(model: nn.Module) -> str:
-    return hashlib.sha256(Checkpoint(dict(model.state_dict()), {}).to_bytes()).hexdigest()

@@ -34,14 +34,8 @@ class Lars(Optimizer):
         weight_decay: float = 0.0,
         trust: float = 0.02,
     ) -> None:
-        defaults = {
-            "lr": lr,
-            "momentum": momentum,
-            "weight_decay": weight_decay,
-            "trust": trust,
-            "adapt": True,
-        }
-        super().__init__(params, defaults)
+        defaults = {"lr": lr, "momentum": momentum, "weight_decay": weight_decay, "trust": trust}
+        super().__init__(params, defaults | {"adapt": True})
 
     @torch.no_grad()
     def step(self, closure: None = None) -> None:  # type: ignore[override]

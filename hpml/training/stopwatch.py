@@ -5,34 +5,9 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from itertools import pairwise
-from typing import Any, Protocol
+from typing import Any
 
 import torch
-
-
-class Mark(Protocol):
-    """A moment."""
-
-    def seconds_until(self, later: Any) -> float:
-        """The time to another mark of the same kind."""
-        ...
-
-
-class _CpuMark:
-    def __init__(self) -> None:
-        self._at_s = time.perf_counter()
-
-    def seconds_until(self, later: _CpuMark) -> float:
-        return later._at_s - self._at_s
-
-
-class _GpuMark:
-    def __init__(self) -> None:
-        self._event: Any = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
-        self._event.record()
-
-    def seconds_until(self, later: _GpuMark) -> float:
-        return float(self._event.elapsed_time(later._event)) / 1000
 
 
 class Stopwatch:
@@ -40,7 +15,7 @@ class Stopwatch:
 
     def __init__(self, device: torch.device) -> None:
         self._on_gpu = device.type == "cuda"
-        self._marks: list[tuple[str, Mark]] = []
+        self._marks: list[tuple[str, Any]] = []  # a phase, and its end: an event, or seconds
         self.start()
 
     def start(self) -> None:
@@ -49,7 +24,7 @@ class Stopwatch:
 
     def lap(self, phase: str) -> None:
         """The time since the last mark belongs to `phase`."""
-        self._marks.append((phase, _GpuMark() if self._on_gpu else _CpuMark()))
+        self._marks.append((phase, _gpu_mark() if self._on_gpu else time.perf_counter()))
 
     def take(self) -> dict[str, float]:
         """Seconds by phase since the last call."""
@@ -57,7 +32,13 @@ class Stopwatch:
             torch.cuda.synchronize()
         seconds: defaultdict[str, float] = defaultdict(float)
         for (_, before), (phase, after) in pairwise(self._marks):
-            seconds[phase] += before.seconds_until(after)
+            seconds[phase] += before.elapsed_time(after) / 1000 if self._on_gpu else after - before
         seconds.pop("", None)
         self._marks = self._marks[-1:]
         return dict(seconds)
+
+
+def _gpu_mark() -> Any:
+    event = torch.cuda.Event(enable_timing=True)  # type: ignore[no-untyped-call]
+    event.record()
+    return event

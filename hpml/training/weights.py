@@ -106,10 +106,8 @@ def _safetensors(given: WeightsFile) -> Iterator[None]:
     try:
         yield
     except SafetensorError as error:
-        reason = " ".join(str(error).split())[:200]
-        raise ConfigInvalid(
-            f"{given} is not a whole file of safetensors", why=reason, fix=_CONVERSION
-        ) from None
+        what, why = f"{given} is not a whole file of safetensors", " ".join(str(error).split())[:200]
+        raise ConfigInvalid(what, why=why, fix=_CONVERSION) from None
 
 
 def layout(file: Path, given: WeightsFile) -> Layout:
@@ -120,32 +118,25 @@ def layout(file: Path, given: WeightsFile) -> Layout:
     from safetensors import safe_open
 
     with _safetensors(given), safe_open(file, framework="pt") as tensors:
-        slices = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 - no mapping
-        return {
-            name: (list(part.get_shape()), str(part.get_dtype()).startswith(("F", "BF")))
-            for name, part in slices.items()
-        }
+        parts = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118 - no mapping
+        is_float = {name: str(part.get_dtype()).startswith(("F", "BF")) for name, part in parts.items()}
+        return {name: (list(part.get_shape()), is_float[name]) for name, part in parts.items()}
 
 
 def check_fit(found: Layout, wanted: Mapping[str, Tensor], given: WeightsFile) -> None:
     """Raise ConfigInvalid unless `found` in the file is what the network wants, by its `state_dict`."""
-    missing = [name for name in wanted if name not in found]
-    unexpected = [name for name in found if name not in wanted]
-    other_shape = [
-        f"{_short(name)} {found[name][0]} instead of {list(tensor.shape)}"
-        for name, tensor in wanted.items()
-        if name in found and found[name][0] != list(tensor.shape)
-    ]
-    other_numbers = [
-        name
-        for name, tensor in wanted.items()
-        if name in found and found[name][1] != tensor.is_floating_point()
-    ]
+    pairs = [(name, *found[name], tensor) for name, tensor in wanted.items() if name in found]
     kinds = {
-        "missing": missing,
-        "unexpected": unexpected,
-        "of another shape": other_shape,
-        "integers for floating-point numbers, or the reverse": other_numbers,
+        "missing": [name for name in wanted if name not in found],
+        "unexpected": [name for name in found if name not in wanted],
+        "of another shape": [
+            f"{_short(name)} {shape} instead of {list(tensor.shape)}"
+            for name, shape, _, tensor in pairs
+            if shape != list(tensor.shape)
+        ],
+        "integers for floating-point numbers, or the reverse": [
+            name for name, _, is_float, tensor in pairs if is_float != tensor.is_floating_point()
+        ],
     }
     problems = [f"{len(names)} {kind}: {_listed(names)}" for kind, names in kinds.items() if names]
     if problems:
@@ -157,9 +148,8 @@ def check_fit(found: Layout, wanted: Mapping[str, Tensor], given: WeightsFile) -
 
 
 def _listed(names: Collection[str]) -> str:
-    shown = [_short(name) for name in list(names)[:_NAMED]]
-    rest = len(names) - len(shown)
-    return ", ".join(shown) + (f" and {rest} more" if rest else "")
+    shown = ", ".join(_short(name) for name in list(names)[:_NAMED])
+    return f"{shown} and {len(names) - _NAMED} more" if len(names) > _NAMED else shown
 
 
 def _short(name: str) -> str:

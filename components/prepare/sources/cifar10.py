@@ -12,21 +12,9 @@ from hpml.components.prepare import user_files
 from hpml.components.prepare.sources.base import Loaded, Preview, Source
 from hpml.components.prepare.user_files import UserPath
 from hpml.core.contract import Output
-from hpml.core.errors import StageFailed
 
 ROWS = 60_000
-CLASS_NAMES = (
-    "airplane",
-    "automobile",
-    "bird",
-    "cat",
-    "deer",
-    "dog",
-    "frog",
-    "horse",
-    "ship",
-    "truck",
-)
+CLASS_NAMES = ("airplane", "automobile", "bird", "cat", "deer", "dog", "frog", "horse", "ship", "truck")
 
 
 class Cifar10(Source):
@@ -56,12 +44,9 @@ class Cifar10(Source):
 
     def unsupported_reason(self) -> str:
         """What is wrong with `path` on this machine."""
-        if self.path is None:
-            return ""
-        unsupported_reason = user_files.unsupported_reason(self.path)
-        if not unsupported_reason and isinstance(self.path, Path) and self.path.is_dir() and self.sha256:
+        if self.sha256 and isinstance(self.path, Path) and self.path.is_dir():
             return f"`sha256` is that of an archive, and {self.path} is a folder: leave it out"
-        return unsupported_reason
+        return user_files.unsupported_reason(self.path) if self.path else ""
 
     def fingerprint(self) -> str:
         """The checksum of the archive, or a digest of the names, sizes and times of the files at `path`."""
@@ -78,37 +63,27 @@ class Cifar10(Source):
 
         Raises StageFailed if the archive has another checksum, is hostile or damaged.
         """
-        from hpml.components.prepare.cifar_batches import (
-            TEST_BATCH,
-            TRAIN_BATCHES,
-            find_batches,
-            read_batches,
-        )
+        from hpml.components.prepare.cifar_batches import find_batches, read_batches
 
-        files = find_batches(user_files.open_folder(self._archive(out), out))
+        *train, test = find_batches(user_files.open_folder(self._archive(out), out))
         return Loaded(
-            train=read_batches([files[name] for name in TRAIN_BATCHES]),
-            test=read_batches([files[TEST_BATCH]]),
+            train=read_batches(train),
+            test=read_batches([test]),
             class_names=CLASS_NAMES,
             licence="none stated; asks to cite Krizhevsky, Learning Multiple Layers of Features, 2009",
         )
 
     def _archive(self, out: Output) -> Path:
         """The archive (or folder) on this machine, its checksum verified."""
-        if self.url is not None and self.sha256 is not None:
+        if self.path is None:
             from hpml.components.prepare.download import download
 
+            assert self.url and self.sha256
             fetched = out.scratch / f"{self.sha256}.tar.gz"
             download(self.url, sha256=self.sha256, to=fetched, out=out)
             return fetched
-        assert self.path is not None
         archive = user_files.here(self.path, out)
         if self.sha256:
-            found = user_files.sha256_of(archive)
-            if found != self.sha256:
-                raise StageFailed(
-                    f"{self.path} is not the file that was asked for",
-                    why=f"its SHA-256 is {found}, the recipe says {self.sha256}",
-                    fix="fetch it again, or correct `sha256`",
-                )
+            fix = "fetch it again, or correct `sha256`"
+            user_files.require_sha256(archive, self.sha256, given=self.path, fix=fix)
         return archive

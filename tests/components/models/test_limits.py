@@ -77,10 +77,10 @@ def test_a_tensor_of_the_users_code_that_does_not_fit_is_refused(users: Any) -> 
 
 
 def test_building_within_limits_draws_the_same_weights() -> None:
-    from hpml.models.resnet import resnet18
+    from hpml.models.resnet import ResNet18
 
     torch.manual_seed(3)
-    expected = resnet18(in_channels=1, num_classes=10, width=8).state_dict()
+    expected = ResNet18(in_channels=1, num_classes=10, width=8).state_dict()
     torch.manual_seed(3)
     found = build("resnet18", width=8).state_dict()
     assert all(torch.equal(found[name], expected[name]) for name in expected)

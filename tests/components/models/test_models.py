@@ -55,7 +55,7 @@ def test_a_vit_tells_places_apart() -> None:
 
 
 def test_names() -> None:
-    assert models.import_path("cnn") == "hpml.models.cnn:cnn"
+    assert models.import_path("cnn") == "hpml.models.cnn:Cnn"
     assert models.import_path("mine.nets:small") == "mine.nets:small"
     with pytest.raises(ConfigInvalid, match="did you mean 'resnet18'"):
         models.import_path("resnet81")

@@ -23,14 +23,14 @@ import numpy as np
 import pytest
 from numpy.typing import NDArray
 
-from hpml.components.prepare.cifar_batches import TEST_BATCH, TRAIN_BATCHES, read_batches
+from hpml.components.prepare.cifar_batches import BATCHES, read_batches
 from hpml.components.prepare.sources import AnySource
 from hpml.components.prepare.sources.cifar10 import CLASS_NAMES, Cifar10
 from hpml.core.contract import Output, validate
 from hpml.core.errors import ConfigInvalid, StageFailed, Unavailable
 
 ROWS = 20  # in a batch; two of each class
-BATCHES = (*TRAIN_BATCHES, TEST_BATCH)
+*TRAIN_BATCHES, TEST_BATCH = BATCHES
 
 
 def pixels(batch: str) -> NDArray[np.uint8]:
