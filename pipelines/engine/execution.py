@@ -444,8 +444,8 @@ class Execution:
         """When the first step is really run: if all are cached, nothing was done and nothing is tracked."""
         if self._outbox or not self._settings.tracking_uri or self._executor.tracks:
             return
-        self._outbox = Outbox(self._outbox_file)
-        self._outbox.run_started(self._record.id, self._record.recipe, {})
+        self._outbox = Outbox(self._outbox_file, self._record.id, self._record.recipe)
+        self._outbox.run_started({}, {})
         with self._tracking_log.open("ab") as log:
             self._sender = tracking.start_sender(
                 self._outbox_file, self._settings.tracking_uri, self._unsent(), log=log

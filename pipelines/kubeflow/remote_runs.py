@@ -365,8 +365,7 @@ def end_tracking(home: Path, record: RunRecord, remote: RemoteRun, watcher: Watc
         return
     file = home / record.id / "tracking.jsonl"
     if not file.exists():
-        outbox = Outbox(file)
-        outbox.run_joined(remote.run_id, record.recipe)
+        outbox = Outbox(file, remote.run_id, record.recipe)
         outbox.run_ended("KILLED" if record.status == "interrupted" else "FAILED")
     if unsent(file, uri) and (drained := drain(file, uri)).remaining:
         watcher.say(
