@@ -23,7 +23,7 @@ from hpml.core.contract import Events, canonical_json, signature, validate
 from hpml.core.errors import HpmlError, StageFailed, Unavailable, UsageError, explained
 from hpml.io import storage
 from hpml.io.patience import patiently
-from hpml.io.relay import Listener, Relay, print_event
+from hpml.io.relay import Listener, print_event, relayed
 from hpml.steps.job import Job, load_run, perform, rejection, scratch_of
 from hpml.steps.step_tracking import Reported, StepTracking
 from hpml.training.distributed import is_launched, rank, workers_on_this_machine
@@ -49,7 +49,7 @@ def reporting(job: Job, reported: Reported | None) -> Iterator[Job]:
         to_file = job.events not in ("", STDOUT)
         file = Path(job.events) if to_file else Path(folder, "events.jsonl")
         if listeners:
-            stack.enter_context(Relay(file, listeners))
+            stack.enter_context(relayed(file, listeners))
         yield replace(job, events=str(file) if listeners or to_file else "")
 
 
@@ -103,7 +103,7 @@ def run(job: Job) -> Manifest:
             # What was downloaded is verified here, whoever verified it elsewhere.
             verified=() if any(storage.is_remote(uri) for _, uri in _inputs(job)) else job.verified,
         )
-        with storage.Mirror(scratch_of(here), job.scratch, only=_CHECKPOINTS) if keeps else nullcontext():
+        with storage.mirrored(scratch_of(here), job.scratch, only=_CHECKPOINTS) if keeps else nullcontext():
             try:
                 # A worker cannot try again alone: its launcher starts all of them again.
                 manifest = (

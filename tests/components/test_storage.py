@@ -398,7 +398,7 @@ def appear(file: Path, content: bytes) -> None:
 def test_a_mirror_follows_a_folder(bucket: Bucket, tmp_path: Path) -> None:
     bucket.put("s/c/0", b"from before")
     folder = tmp_path / "scratch"
-    with storage.Mirror(folder, f"{bucket.uri}/s"):
+    with storage.mirrored(folder, f"{bucket.uri}/s"):
         assert (folder / "c" / "0").read_bytes() == b"from before"
         appear(folder / "c" / "1", b"one")
         wait_until(lambda: "s/c/1" in bucket.listing())
@@ -413,7 +413,10 @@ def test_a_mirror_follows_a_folder(bucket: Bucket, tmp_path: Path) -> None:
 
 
 def test_a_mirror_makes_a_last_pass_when_the_work_fails(bucket: Bucket, tmp_path: Path) -> None:
-    with pytest.raises(ZeroDivisionError), storage.Mirror(tmp_path / "s", f"{bucket.uri}/s", only=("c-*/*",)):
+    with (
+        pytest.raises(ZeroDivisionError),
+        storage.mirrored(tmp_path / "s", f"{bucket.uri}/s", only=("c-*/*",)),
+    ):
         appear(tmp_path / "s" / "c-1" / "a", b"1")
         appear(tmp_path / "s" / "logs" / "b", b"2")
         raise ZeroDivisionError
@@ -434,7 +437,7 @@ def test_a_mirror_outlives_an_outage_and_says_so_once(
         told.extend(capsys.readouterr().err.splitlines())
         return any(words in line for line in told)
 
-    with storage.Mirror(tmp_path / "s", f"{bucket.uri}/s"):
+    with storage.mirrored(tmp_path / "s", f"{bucket.uri}/s"):
         gate.shut()
         appear(tmp_path / "s" / "a", b"1")
         wait_until(lambda: said("checkpoints do not reach the store: the store of s3://"))
@@ -448,7 +451,7 @@ def test_a_mirror_outlives_an_outage_and_says_so_once(
 def test_a_mirror_whose_store_stays_away_says_what_is_lost_and_fails_nothing(
     bucket: Bucket, gate: Gate, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with storage.Mirror(tmp_path / "s", f"{bucket.uri}/s"):
+    with storage.mirrored(tmp_path / "s", f"{bucket.uri}/s"):
         gate.shut()
         appear(tmp_path / "s" / "a", b"1")
     assert capsys.readouterr().err.splitlines()[-1].endswith("; this is the last attempt")
