@@ -23,7 +23,7 @@ from __future__ import annotations
 import shutil
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -189,13 +189,9 @@ class ObjectStore:
 
     # ------------------------------------------------------------------------------------------------- locks
 
-    def try_lock(self, key: str) -> _Granted:
-        """Always granted: see the module's docstring."""
-        return _Granted()
-
-    def try_machine(self, *, alone: bool) -> _Granted:
-        """Always granted: the machines are Kubernetes' to share out."""
-        return _Granted()
+    def try_begin(self, key: str, *, alone: bool) -> ExitStack:
+        """Always granted: see the module's docstring; the machines are Kubernetes' to share out."""
+        return ExitStack()
 
     # ---------------------------------------------------------------------------------------------------- gc
 
@@ -223,20 +219,16 @@ class ObjectStore:
             and (record is None or record.digest not in keep)
         }
         used = {record.uri for name, record in records.items() if record and name not in stale}
+        kept = {
+            "artifacts": {uri.removeprefix(f"{self._uri}/artifacts/") for uri in used},
+            "scratch": needed.keys,
+            "handover": frozenset[str](),
+        }
         doomed = [
-            ("artifacts", name)
-            for name in ages.folders("artifacts")
-            if f"{self._uri}/artifacts/{name}" not in used and ages.youngest_s("artifacts", name) > grace_s
-        ]
-        doomed += [
-            ("scratch", name)
-            for name in ages.folders("scratch")
-            if name not in needed.keys and ages.youngest_s("scratch", name) > grace_s
-        ]
-        doomed += [
-            ("handover", run)
-            for run in ages.folders("handover")
-            if ages.youngest_s("handover", run) > grace_s
+            (kind, name)
+            for kind, names in kept.items()
+            for name in ages.folders(kind)
+            if name not in names and ages.youngest_s(kind, name) > grace_s
         ]
         if not dry_run:
             for name in stale:  # first, so that no run finds what is about to go
@@ -267,10 +259,3 @@ class _Ages:
     def size_bytes(self, kind: str, name: str) -> int:
         """Of all objects in it."""
         return sum(found.size_bytes for found in self._found[kind, name])
-
-
-class _Granted:
-    """What nobody else is kept from."""
-
-    def release(self) -> None:
-        """Nothing was taken."""

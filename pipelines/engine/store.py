@@ -19,8 +19,9 @@ import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hpml.artifacts.folder import Artifact, Manifest, open_artifact, read_manifest
@@ -135,10 +136,6 @@ class Store:
         shutil.move(delivered, folder)
         return True
 
-    def forget(self, key: str) -> None:
-        """Make `key` a miss."""
-        self._key_file(key).unlink(missing_ok=True)
-
     def scratch(self, key: str) -> str:
         """The folder that outlives failed and incomplete attempts at `key`."""
         return str(self.root / "scratch" / key)
@@ -175,22 +172,18 @@ class Store:
                 ) from None
             yield
 
-    def try_lock(self, key: str) -> Lock | None:
-        """The lock of `key`, or None if another run is computing it."""
-        return self._try(key, fcntl.LOCK_EX)
+    def try_begin(self, key: str, *, alone: bool) -> ExitStack | None:
+        """The right to compute `key`, and a share of this workspace's use of the machine, or all of it.
 
-    def try_machine(self, *, alone: bool) -> Lock | None:
-        """A share of this workspace's use of the machine, or all of it; None if other runs have it."""
-        return self._try("machine", fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-
-    def _try(self, name: str, kind: int) -> Lock | None:
-        file = self._open_lock(name)
-        try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            return None
-        return Lock(file)
+        None if other runs have one of them. Closing it lets them; so does the end of the process.
+        """
+        with ExitStack() as held:
+            for name, kind in ((key, fcntl.LOCK_EX), ("machine", fcntl.LOCK_EX if alone else fcntl.LOCK_SH)):
+                try:
+                    fcntl.flock(held.enter_context(self._open_lock(name)), kind | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return None
+            return held.pop_all()
 
     def _open_lock(self, name: str) -> Any:
         return (self.root / "locks" / f"{name}.lock").open("a+")
@@ -203,21 +196,16 @@ class Store:
         The checkpoints of steps that a kept run did not finish, or left incomplete, stay.
         """
         keep = needed.artifacts(self.manifest)
-        doomed = {
-            path: f"{self._kind(path)} {path.name[:12]}"
-            for path in sorted((self.root / "objects").iterdir())
-            if path.name not in keep
-        }
-        doomed |= {path: f"undelivered {path.name}" for path in sorted((self.root / "incoming").iterdir())}
-        doomed |= {
-            path: f"checkpoints {path.name[:12]}"
-            for path in sorted((self.root / "scratch").iterdir())
-            if path.name not in needed.keys
-        }
+        objects, incoming, scratch = (
+            sorted((self.root / name).iterdir()) for name in ("objects", "incoming", "scratch")
+        )
+        doomed = {path: f"{_kind(path)} {path.name[:12]}" for path in objects if path.name not in keep}
+        doomed |= {path: f"undelivered {path.name}" for path in incoming}
+        doomed |= {path: f"checkpoints {path.name[:12]}" for path in scratch if path.name not in needed.keys}
         removed = [Removed(name, _disk_bytes(path)) for path, name in doomed.items()]
         if not dry_run:
             for path in doomed:
-                _remove_tree(path)
+                shutil.rmtree(path)
             for key in (self.root / "keys").glob("*.json"):
                 record = self._record(key.stem)
                 if record is None or record["digest"] not in keep:
@@ -227,22 +215,12 @@ class Store:
                     lock.unlink()
         return removed
 
-    def _kind(self, path: Path) -> str:
-        try:
-            return read_manifest(path).kind
-        except HpmlError:
-            return "damaged artifact"
 
-
-class Lock:
-    """A held lock; closing it, or the end of the process, releases it."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def release(self) -> None:
-        """Let another run have it."""
-        self._file.close()
+def _kind(path: Path) -> str:
+    try:
+        return read_manifest(path).kind
+    except HpmlError:
+        return "damaged artifact"
 
 
 def _make_read_only(folder: Path) -> None:
@@ -252,15 +230,7 @@ def _make_read_only(folder: Path) -> None:
 
 
 def _disk_bytes(path: Path) -> int:
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    return sum(file.stat().st_size for file in files)
-
-
-def _remove_tree(path: Path) -> None:
-    if path.is_file():
-        path.unlink()
-    else:
-        shutil.rmtree(path)
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def copy_out(artifact: Artifact[Any], folder: Path) -> None:
@@ -268,18 +238,15 @@ def copy_out(artifact: Artifact[Any], folder: Path) -> None:
 
     Raises StageFailed if the disk does not take them.
     """
-    part = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
-    old = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     try:
-        for name in artifact.manifest.files:
-            place = part / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(artifact.path / name, place)
-        if folder.exists():
-            folder.rename(old)
-        os.rename(part, folder)  # noqa: PTH104 - the pair of renames is the point
+        with TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside:
+            new = Path(beside, "new")
+            for name in artifact.manifest.files:
+                place = new / name
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(artifact.path / name, place)
+            if folder.exists():
+                folder.rename(Path(beside, "old"))
+            new.rename(folder)
     except OSError as error:
         raise StageFailed(f"cannot write {folder}", why=str(error)) from None
-    finally:
-        for leftover in (part, old):
-            shutil.rmtree(leftover, ignore_errors=True)
