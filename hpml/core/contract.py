@@ -69,6 +69,17 @@ def canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
+def texts_in(value: Any) -> Iterator[str]:
+    """Every string in a JSON value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from texts_in([*value.keys(), *value.values()])
+    elif isinstance(value, list):
+        for item in value:
+            yield from texts_in(item)
+
+
 _INTEGERS = 2**63  # what torch, databases and most readers of JSON take
 _SHOWN = 3  # problems of a config
 

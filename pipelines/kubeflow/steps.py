@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from hpml.components.__main__ import Job, arguments_of, source_digest
 from hpml.components.executor_input import HTML, METRICS, OUT, SUMMARY, Named
-from hpml.core.contract import signature
+from hpml.core.contract import signature, texts_in
 from hpml.core.errors import ConfigInvalid
 from hpml.pipelines.cluster import pods
 from hpml.pipelines.cluster.config import ClusterConfig, StageNeeds
@@ -258,7 +258,7 @@ def _check_reachable(node: Node) -> None:
 
 def _check_inert(what: str, value: Any) -> None:
     """Refuse what KFP or Kubernetes would take for something to be replaced."""
-    for text in _texts(value):
+    for text in texts_in(value):
         for mark in ("{{", "$("):
             if mark in text:
                 raise ConfigInvalid(
@@ -266,19 +266,6 @@ def _check_inert(what: str, value: Any) -> None:
                     why=f"{text[:60]!r} contains {mark!r}, which is replaced on the way",
                     fix="write it without",
                 )
-
-
-def _texts(value: Any) -> Iterable[str]:
-    """Every string in a JSON value, keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield str(key)
-            yield from _texts(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item)
 
 
 # ---------------------------------------------------------------------------------------------------- cache
