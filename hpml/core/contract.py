@@ -253,6 +253,28 @@ class Output:
 # --------------------------------------------------------------------------------------- a stage's signature
 
 
+def each_input(inputs: Mapping[str, Any | Mapping[str, Any]]) -> dict[str, Any]:
+    """What is given of each input, by its name, or by name/key where it is many."""
+    given: dict[str, Any] = {}
+    for name, one_or_many in inputs.items():
+        if isinstance(one_or_many, Mapping):
+            given |= {f"{name}/{key}": one for key, one in one_or_many.items()}
+        else:
+            given[name] = one_or_many
+    return given
+
+
+def of_inputs(inputs: Mapping[str, Any | Mapping[str, Any]], values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values`, which are by name or name/key, in the shape of `inputs`, as far as there are any."""
+    return {
+        name: {key: values[f"{name}/{key}"] for key in given if f"{name}/{key}" in values}
+        if isinstance(given, Mapping)
+        else values[name]
+        for name, given in inputs.items()
+        if isinstance(given, Mapping) or name in values
+    }
+
+
 @dataclass(frozen=True)
 class StageSignature:
     """What a stage's `run` says about itself."""

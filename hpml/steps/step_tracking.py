@@ -131,10 +131,7 @@ class StepTracking:
         """It ends by itself when all is sent; until then, it has a bounded time."""
         if not self._sender:
             return
-        for end, seconds in (
-            (self._sender.terminate, _WAIT_S),
-            (self._sender.kill, _LAST_ATTEMPT_S),
-        ):
+        for end, seconds in ((self._sender.terminate, _WAIT_S), (self._sender.kill, _LAST_ATTEMPT_S)):
             try:
                 self._sender.wait(seconds)
             except subprocess.TimeoutExpired:

@@ -19,10 +19,7 @@ from hpml.pipelines.commands.options import (
     Set,
     app,
 )
-from hpml.pipelines.commands.run import (
-    raise_failure,
-    warn_incomplete,
-)
+from hpml.pipelines.commands.run import raise_failure, warn_incomplete
 
 if TYPE_CHECKING:
     from hpml.pipelines.engine.run_record import RunRecord

@@ -20,11 +20,7 @@ from hpml.pipelines.commands.options import (
     strictly,
     told_as_retired,
 )
-from hpml.pipelines.commands.run import (
-    end_of_run,
-    execute,
-    settings_of,
-)
+from hpml.pipelines.commands.run import end_of_run, execute, settings_of
 
 if TYPE_CHECKING:
     from hpml.pipelines.engine.run_record import RunRecord

@@ -82,10 +82,9 @@ def _write(
             tasks[component.step] = _configured(task, component, cluster)
 
     shape = [_parameter(item.name, PARAMETER_TYPES[item.type], default=item.default) for item in parameters]
-    whole = dsl.pipeline(
-        name=name,
-        description="Data to a chosen, registered, deployable model.",
-    )(_with_signature(lambda *values: pipeline(**_named(shape, values)), name, shape))
+    whole = dsl.pipeline(name=name, description="Data to a chosen, registered, deployable model.")(
+        _with_signature(lambda *values: pipeline(**_named(shape, values)), name, shape)
+    )
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "pipeline.yaml"
         compiler.Compiler().compile(whole, str(file))

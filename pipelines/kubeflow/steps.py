@@ -169,12 +169,7 @@ def _artifact(task: str) -> str:
 
 def _names(node: Node, tasks: Mapping[str, str]) -> dict[str, Named]:
     """Which artifact each input of a step is: {"model": "train", "teacher": "train"}."""
-    return {
-        name: _artifact(tasks[source])
-        if isinstance(source, str)
-        else {key: _artifact(tasks[step]) for key, step in source.items()}
-        for name, source in node.inputs.items()
-    }
+    return node.present({step: _artifact(task) for step, task in tasks.items()})
 
 
 def _parameters(node: Node) -> tuple[Parameter, ...]:
@@ -202,10 +197,7 @@ def _typed(annotation: Any, value: Any) -> tuple[ParameterType, Value]:
 
 
 def _arguments(
-    node: Node,
-    names: Mapping[str, Named],
-    parameters: Iterable[Parameter],
-    cluster: ClusterConfig,
+    node: Node, names: Mapping[str, Named], parameters: Iterable[Parameter], cluster: ClusterConfig
 ) -> tuple[str, ...]:
     """The arguments of the entrypoint. Where artifacts are is said by the engine input, "{{$}}"."""
     config = node.config.model_dump(mode="json")
