@@ -18,7 +18,6 @@ from hpml.pipelines.cluster import pods
 from hpml.pipelines.cluster.config import ClusterConfig
 from hpml.pipelines.kubeflow.steps import (
     KFP_RUN_LABEL,
-    PARAMETER_TYPES,
     RUN_VARIABLE,
     Component,
     Parameter,
@@ -81,7 +80,7 @@ def _write(
             task = _declare(component)(**arguments)
             tasks[component.step] = _configured(task, component, cluster)
 
-    shape = [_parameter(item.name, PARAMETER_TYPES[item.type], default=item.default) for item in parameters]
+    shape = [_parameter(item.name, item.type, default=item.default) for item in parameters]
     whole = dsl.pipeline(name=name, description="Data to a chosen, registered, deployable model.")(
         _with_signature(lambda *values: pipeline(**_named(shape, values)), name, shape)
     )
@@ -95,7 +94,7 @@ def _declare(component: Component) -> Any:
     """The container component of a step; kfp reads its interface off the signature of a function."""
     dsl = _kfp("kfp.dsl")
     shape = [_parameter(name, dsl.Input[getattr(dsl, kind)]) for name, (kind, _) in component.inputs.items()]
-    shape += [_parameter(item.name, PARAMETER_TYPES[item.type]) for item in component.parameters]
+    shape += [_parameter(item.name, item.type) for item in component.parameters]
     shape += [_parameter(name, dsl.Output[getattr(dsl, kind)]) for name, kind in component.outputs.items()]
 
     def container(*_places: Any) -> Any:  # which are written out in the arguments

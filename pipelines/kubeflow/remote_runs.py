@@ -10,7 +10,9 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +48,15 @@ _LAUNCHERS_WORDS = "ExecutorOutput: "  # of KFP's launcher, before what a step h
 class Target:
     """Where pipelines are submitted to. namespace: of one user of a Kubeflow that has many."""
 
-    server: Server
+    host: str = ""
     in_cluster: bool = False
     experiment: str = ""  # the recipe's name if empty
     namespace: str = ""
 
-
-def find_target(host: str, *, in_cluster: bool, experiment: str, namespace: str) -> Target:
-    """Raises UsageError or Unavailable, see `find_server`."""
-    return Target(find_server(host, in_cluster=in_cluster), in_cluster, experiment, namespace)
+    @cached_property
+    def server(self) -> Server:
+        """Raises UsageError or Unavailable, see `find_server`."""
+        return find_server(self.host, in_cluster=self.in_cluster)
 
 
 class RemoteRun(Config):
@@ -141,10 +143,11 @@ def _request(loaded: LoadedRecipe, target: Target, watcher: Watcher) -> tuple[di
     """What a run and a schedule have in common, and the names of the tasks."""
     from hpml.pipelines.kubeflow.compile import compile_pipeline
 
+    server = target.server  # if there is none, that is said at once
     compiled = compile_pipeline(loaded)
     _check_namespace(target)
     name = target.experiment or loaded.recipe.name
-    experiment, is_new = target.server.experiment(name, target.namespace)
+    experiment, is_new = server.experiment(name, target.namespace)
     if is_new:
         watcher.say(f"the experiment {name} is new")
     spec, platform = yaml.safe_load_all(compiled.text)
@@ -243,9 +246,8 @@ class _Observer:
         if ended:
             code = _exit_code(ended, self.record.steps.values())
             took_s = time.time() - self.record.started_at_s if run.seconds is None else run.seconds
-            self.record = self.record.model_copy(
-                update={"status": ended, "seconds": took_s, "exit_code": int(code)}
-            )
+            known = {"status": ended, "seconds": took_s, "exit_code": int(code)}
+            self.record = self.record.model_copy(update=known)
         run_record.save(self._home, self.record)
         return self.record
 
@@ -256,7 +258,8 @@ class _Observer:
             said = self._failure(workflow, task) if old.status != "failed" else {"error": old.error}
             new = new.model_copy(update=said)
         if new.status == "done" and old.status != "done" and needs_of(new.stage).checkpoints:
-            new = new.model_copy(update={"incomplete": self._incomplete(workflow, task)})
+            told = [event for event in self._events(workflow, task) if event["event"] == "finished"]
+            new = new.model_copy(update={"incomplete": told[0]["incomplete"] if told else ""})
         if self._watcher and new.status == "waiting" and new.error not in ("", old.error):
             self._watcher.say(f"{step} waits: {new.error}")
         self.record = self.record.model_copy(update={"steps": {**self.record.steps, step: new}})
@@ -276,18 +279,12 @@ class _Observer:
     def _events(self, workflow: Workflow, task: str) -> list[dict[str, Any]]:
         """What a step has told so far, by its log."""
         try:
-            text = _log(self._server, self._remote, workflow, task) or ""
-            return _events_in(text)
+            return _events_in(_log(self._server, self._remote, workflow, task) or "")
         except Unavailable as error:
             if self._watcher and not self._said_no_logs:
                 self._watcher.say(f"what happens inside of steps cannot be shown: {error}")
             self._said_no_logs = True
             return []
-
-    def _incomplete(self, workflow: Workflow, task: str) -> str:
-        """What a step that is done says is missing in its result, and why; empty if nothing is."""
-        events = self._events(workflow, task)
-        return next((event["incomplete"] for event in events if event["event"] == "finished"), "")
 
     def _failure(self, workflow: Workflow, task: str) -> dict[str, Any]:
         """Why a step failed, in its own words: Kubeflow tells no reason, and shows every exit code as 1."""
@@ -303,18 +300,15 @@ class _Observer:
         """Of a step that said nothing itself."""
         driver, pods = workflow.driver(task), workflow.pods(task)
         if driver and driver.has_failed:
-            lines = (self._driver_log(workflow, task) or driver.message).split("\n")
+            log = ""
+            with suppress(Unavailable):  # its message will do
+                log = _log(self._server, self._remote, workflow, f"{task}-driver") or ""
+            lines = (log or driver.message).split("\n")
             words = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
             return f"Kubeflow could not start it, its driver failed: {words[-_MAX_WORDS:]}"
         if pods and pods[0].message:
             return f"its pod said nothing, Kubeflow says of it: {pods[0].message}"
         return "its pod said nothing: it was killed, perhaps for lack of memory, or never started"
-
-    def _driver_log(self, workflow: Workflow, task: str) -> str:
-        try:
-            return _log(self._server, self._remote, workflow, f"{task}-driver") or ""
-        except Unavailable:  # its message will do
-            return ""
 
 
 def _lacks_only_what_shows(steps: Iterable[StepRecord]) -> bool:

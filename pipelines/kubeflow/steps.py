@@ -36,9 +36,7 @@ from hpml.pipelines.stage_needs import needs_of
 from hpml.steps.container import WORK
 
 ArtifactType = Literal["Artifact", "Dataset", "Model", "Metrics", "HTML", "Markdown"]
-ParameterType = Literal["int", "float", "str"]
 Value = int | float | str
-PARAMETER_TYPES: Mapping[ParameterType, type] = {"int": int, "float": float, "str": str}
 
 # KFP labels a pod with its run; the label becomes this variable, and Kubernetes puts the variable's value
 # into an argument. As a parameter of the component, the run's id would keep KFP's cache from being hit.
@@ -60,7 +58,7 @@ class Parameter:
     name: str
     stage: str
     field: str
-    type: ParameterType
+    type: type[Value]
     default: Value
 
 
@@ -173,24 +171,24 @@ def _names(node: Node, tasks: Mapping[str, str]) -> dict[str, Named]:
 
 
 def _parameters(node: Node) -> tuple[Parameter, ...]:
-    found = []
-    needs = needs_of(node.stage)
-    for name in needs.settable:
-        if name in type(node.config).model_fields:
-            annotation = type(node.config).model_fields[name].annotation
-            value = getattr(node.config, name)
-            parameter = needs.settable_prefix + name
-            found.append(Parameter(parameter, node.stage, name, *_typed(annotation, value)))
-    return tuple(found)
+    needs, fields = needs_of(node.stage), type(node.config).model_fields
+    return tuple(
+        Parameter(
+            needs.settable_prefix + name,
+            node.stage,
+            name,
+            *_typed(fields[name].annotation, getattr(node.config, name)),
+        )
+        for name in needs.settable
+        if name in fields
+    )
 
 
-def _typed(annotation: Any, value: Any) -> tuple[ParameterType, Value]:
+def _typed(annotation: Any, value: Any) -> tuple[type[Value], Value]:
     """The type and the default of a parameter; one that may be none is a text, empty for none."""
-    if annotation is int:
-        return "int", value
-    if annotation is float:
-        return "float", value
-    return "str", "" if value is None else str(value)
+    if annotation in (int, float):
+        return annotation, value
+    return str, "" if value is None else str(value)
 
 
 # --------------------------------------------------------------------------------------------- command line
