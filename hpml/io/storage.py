@@ -496,27 +496,23 @@ def _explain_answer(error: ClientError, uri: str) -> NoReturn:
     """Only the code of an answer is quoted: its message may hold what was sent."""
     code = str(error.response.get("Error", {}).get("Code", ""))[:80]
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    kind: type[HpmlError] = Unavailable
+    what, why, fix = f"the store refuses {uri}", f"it answers {status} {code}", ""
     if status >= 500 or status == 429 or code in _SLOW_DOWN:
-        raise _Outage(
-            f"the store does not serve {uri}",
-            why=f"it answers {status} {code}".removesuffix(f" {status}"),
-            fix="see what the store says of itself, then run again: what is finished is kept",
-        ) from None
-    if code == "NoSuchBucket":
-        raise Unavailable(
-            f"there is no bucket {_place(uri).bucket!r}",
-            fix="create it, or correct the URI or AWS_ENDPOINT_URL",
-        ) from None
-    if status == 404:
-        raise StageFailed(f"there is nothing at {uri}", fix="run the step that writes it") from None
-    if status in (401, 403):
-        raise Unavailable(
-            f"the store refuses access to {uri}",
-            why=code,
-            fix="check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (in a cluster: the store's Secret),"
-            " and what they may do",
-        ) from None
-    raise Unavailable(f"the store refuses {uri}", why=f"it answers {status} {code}") from None
+        kind, what, why = _Outage, f"the store does not serve {uri}", why.removesuffix(f" {status}")
+        fix = "see what the store says of itself, then run again: what is finished is kept"
+    elif code == "NoSuchBucket":
+        what, why = f"there is no bucket {_place(uri).bucket!r}", ""
+        fix = "create it, or correct the URI or AWS_ENDPOINT_URL"
+    elif status == 404:
+        kind, what, why, fix = StageFailed, f"there is nothing at {uri}", "", "run the step that writes it"
+    elif status in (401, 403):
+        what, why = f"the store refuses access to {uri}", code
+        fix = (
+            "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (in a cluster: the store's Secret),"
+            " and what they may do"
+        )
+    raise kind(what, why=why, fix=fix) from None
 
 
 def _brief(error: Exception) -> str:

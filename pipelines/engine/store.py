@@ -14,7 +14,6 @@ locks are the kernel's, so that a killed process leaves none behind.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import uuid
@@ -25,17 +24,19 @@ from tempfile import TemporaryDirectory
 from typing import Any
 
 from hpml.artifacts.folder import Artifact, Manifest, open_artifact, read_manifest
-from hpml.core.atomic_files import publish, write_text_atomic
+from hpml.core.atomic_files import publish
 from hpml.core.errors import HpmlError, StageFailed, Unavailable
 from hpml.pipelines.engine.cache_keys import CacheKeyInputs
 from hpml.pipelines.engine.garbage import Needed, Removed
+from hpml.pipelines.engine.keys import Keys, Record
 
 
-class Store:
+class Store(Keys):
     """The artifacts of the workspace `home`."""
 
     def __init__(self, home: Path) -> None:
         self.root = home / ".store"
+        super().__init__(str(self.root))
         try:
             for folder in ("objects", "keys", "newest", "incoming", "scratch", "locks"):
                 (self.root / folder).mkdir(parents=True, exist_ok=True)
@@ -52,30 +53,13 @@ class Store:
         None for one that was incomplete: whoever needs it makes it again, from what its scratch has.
         """
         record = self._record(key)
-        if record is None or record.get("incomplete"):
+        if record is None or record.incomplete:
             return None
-        digest = str(record["digest"])
         try:
-            open_artifact(
-                self.object_path(digest), kind=self.manifest(digest).kind, digest=digest, verify=False
-            )
+            self.open(record.digest, verify=False)
         except HpmlError:
             return None
-        return digest
-
-    def incomplete(self, key: str) -> str:
-        """What is missing in the artifact that `key` led to, and why; empty if nothing is."""
-        return str((self._record(key) or {}).get("incomplete", ""))
-
-    def _record(self, key: str) -> dict[str, Any] | None:
-        try:
-            record = json.loads(self._key_file(key).read_text())
-        except (OSError, ValueError):
-            return None
-        return record if isinstance(record, dict) and "digest" in record else None
-
-    def _key_file(self, key: str) -> Path:
-        return self.root / "keys" / f"{key}.json"
+        return record.digest
 
     def object_path(self, digest: str) -> Path:
         """Where the artifact with this content digest is, or would be."""
@@ -92,12 +76,13 @@ class Store:
         """
         return read_manifest(self.object_path(digest), digest=digest)
 
-    def open(self, digest: str) -> Artifact[Any]:
+    def open(self, digest: str, *, verify: bool = True) -> Artifact[Any]:
         """The artifact with this content digest, verified.
 
         Raises StageFailed if it is absent or damaged, or if another artifact was put in its place.
         """
-        return open_artifact(self.object_path(digest), kind=self.manifest(digest).kind, digest=digest)
+        kind = self.manifest(digest).kind
+        return open_artifact(self.object_path(digest), kind=kind, digest=digest, verify=verify)
 
     def incoming(self, step: str) -> str:
         """A fresh path for a step to deliver its artifact to."""
@@ -107,9 +92,8 @@ class Store:
         """Move a delivered artifact to its place, remember that `key` leads there, and return its digest."""
         incomplete = read_manifest(Path(delivered)).incomplete
         digest = self.add(Path(delivered))
-        record = {"digest": digest, "material": dict(key_inputs.fields), "incomplete": incomplete}
-        write_text_atomic(self._key_file(key), json.dumps(record))
-        write_text_atomic(self.root / "newest" / step, key)
+        material = dict(key_inputs.fields)
+        self._remember(key, Record(digest=digest, material=material, incomplete=incomplete), step)
         return digest
 
     def add(self, delivered: Path) -> str:
@@ -139,14 +123,6 @@ class Store:
     def scratch(self, key: str) -> str:
         """The folder that outlives failed and incomplete attempts at `key`."""
         return str(self.root / "scratch" / key)
-
-    def last_key_inputs(self, step: str) -> CacheKeyInputs | None:
-        """What the newest result of a step of this name was made of."""
-        try:
-            record = self._record((self.root / "newest" / step).read_text())
-        except OSError:
-            return None
-        return CacheKeyInputs(record["material"]) if record else None
 
     # ------------------------------------------------------------------------------------------------- locks
 
@@ -208,7 +184,7 @@ class Store:
                 shutil.rmtree(path)
             for key in (self.root / "keys").glob("*.json"):
                 record = self._record(key.stem)
-                if record is None or record["digest"] not in keep:
+                if record is None or record.digest not in keep:
                     key.unlink()
             for lock in (self.root / "locks").glob("*.lock"):
                 if lock.stem not in ("store", "machine"):

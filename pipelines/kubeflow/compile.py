@@ -70,7 +70,8 @@ def _write(
 ) -> str:
     compiler, dsl = _kfp("kfp.compiler"), _kfp("kfp.dsl")
 
-    def pipeline(**values: Any) -> None:
+    def pipeline(*given: Any) -> None:
+        values = dict(zip((item.name for item in parameters), given, strict=True))
         tasks: dict[str, Any] = {}
         for component in components:
             arguments = {
@@ -82,7 +83,7 @@ def _write(
 
     shape = [_parameter(item.name, item.type, default=item.default) for item in parameters]
     whole = dsl.pipeline(name=name, description="Data to a chosen, registered, deployable model.")(
-        _with_signature(lambda *values: pipeline(**_named(shape, values)), name, shape)
+        _with_signature(pipeline, name, shape)
     )
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "pipeline.yaml"
@@ -159,10 +160,6 @@ def _kfp(module: str) -> Any:
 def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     return inspect.Parameter(name, kind, annotation=annotation, default=default)
-
-
-def _named(shape: list[inspect.Parameter], values: tuple[Any, ...]) -> dict[str, Any]:
-    return {parameter.name: value for parameter, value in zip(shape, values, strict=True)}
 
 
 def _with_signature(

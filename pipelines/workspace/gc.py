@@ -71,8 +71,8 @@ def _needed(home: Path, keep_runs: int, registries: Iterable[str]) -> Needed:
         ) from None
     steps = [step for record in run_record.list_runs(home)[:keep_runs] for step in record.steps.values()]
     return Needed(
-        digests=frozenset(step.digest for step in steps),
-        keys=frozenset(step.key for step in steps),
+        digests=frozenset(step.digest for step in steps if step.digest),
+        keys=frozenset(step.key for step in steps if step.key),
         versions=versions,
     )
 
