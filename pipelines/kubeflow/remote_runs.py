@@ -212,9 +212,7 @@ def wait(home: Path, record: RunRecord, remote: RemoteRun, watcher: Watcher) -> 
     except (KeyboardInterrupt, Unavailable):
         watcher.say(f"the run goes on: hpml status {record.id}, or {remote.page}")
         raise
-    record = observer.record
-    end_tracking(home, record, remote, watcher)
-    fetch_report(home, record, remote, watcher)
+    record = refresh(home, observer.record, remote, watcher)
     if record.status == "failed" and not any(step.status == "failed" for step in record.steps.values()):
         raise StageFailed("the run failed, and none of its steps did", why=observer.error, fix=remote.page)
     return record

@@ -93,10 +93,10 @@ def components_of(plan: Plan, recipe: Recipe) -> list[Component]:
     settable = {item.name: item for node in plan.nodes.values() for item in _parameters(node)}
     found = []
     for node in plan.nodes.values():
-        own = _parameters(node)
-        names = {item.name for item in own}
-        others = [item for item in settable.values() if item.name not in names] if _checks(node) else []
-        found.append(_component(node, (*own, *others), tasks, recipe, plan))
+        parameters = {item.name: item for item in _parameters(node)}
+        if _checks(node):
+            parameters |= {name: item for name, item in settable.items() if name not in parameters}
+        found.append(_component(node, tuple(parameters.values()), tasks, recipe, plan))
     return found
 
 
@@ -123,10 +123,13 @@ def _component(
     inputs = {_artifact(tasks[step]): (_type_of(plan.nodes[step]), step) for step in node.parents()}
     launched = node.stage == "train" and node.config.nodes > 1  # type: ignore[attr-defined]
     needs = cluster.needs(node.stage)
+    command: tuple[str, ...] = ("python", "-m", "hpml.components")
     if launched:
         needs = _LAUNCHER.model_copy(update={"timeout_s": needs.timeout_s})
+        command = (*cluster.launcher, "--cluster", cluster.model_dump_json(exclude_defaults=True))
     assert needs.image, "the defaults are filled in"
-    arguments = _arguments(node, _names(node, tasks), parameters, cluster)
+    names = node.present({step: _artifact(task) for step, task in tasks.items()})
+    arguments = _arguments(node, names, parameters, cluster)
     told = pods.environment(cluster, "", recipe.name, node.name)
     environment = {name: value for name, value in told.items() if name != RUN_VARIABLE}
     if node.name == list(plan.nodes)[-1]:
@@ -138,19 +141,12 @@ def _component(
         outputs={OUT: _type_of(node), METRICS: "Metrics", **_PAGES.get(node.stage, {})},
         parameters=parameters,
         image=cluster.image(needs.image),
-        command=_command(cluster, launched),
+        command=command,
         arguments=arguments,
         environment={"HOME": "/tmp", **environment},  # noqa: S108 - the pod's own
         needs=needs,
         cached=_may_be_cached(node),
     )
-
-
-def _command(cluster: ClusterConfig, launched: bool) -> tuple[str, ...]:
-    if launched:
-        settings = cluster.model_dump_json(exclude_defaults=True)
-        return (*cluster.launcher, "--cluster", settings)
-    return ("python", "-m", "hpml.components")
 
 
 # ------------------------------------------------------------------------------------------------ interface
@@ -163,11 +159,6 @@ def _type_of(node: Node) -> ArtifactType:
 def _artifact(task: str) -> str:
     """How a component calls the artifact that a task writes: as an identifier, which kfp wants."""
     return task.replace("-", "_")
-
-
-def _names(node: Node, tasks: Mapping[str, str]) -> dict[str, Named]:
-    """Which artifact each input of a step is: {"model": "train", "teacher": "train"}."""
-    return node.present({step: _artifact(task) for step, task in tasks.items()})
 
 
 def _parameters(node: Node) -> tuple[Parameter, ...]:
@@ -212,11 +203,11 @@ def _arguments(
     )
     arguments = arguments_of(job)
     for parameter in parameters:
-        value = f"{{{{$.inputs.parameters['{parameter.name}']}}}}"
-        if parameter.stage == node.stage:
-            arguments += ["--set", f"{parameter.field}={value}"]
-        else:
-            arguments += ["--check", f"{parameter.stage}.{parameter.field}={value}"]
+        own = parameter.stage == node.stage
+        flag, field = (
+            ("--set", parameter.field) if own else ("--check", f"{parameter.stage}.{parameter.field}")
+        )
+        arguments += [flag, f"{field}={{{{$.inputs.parameters['{parameter.name}']}}}}"]
     if names:
         arguments += ["--names", json.dumps(names)]
     return (*arguments, "--executor-input", "{{$}}")
@@ -236,8 +227,7 @@ def _scratch(node: Node, cluster: ClusterConfig) -> str:
 def _check_reachable(node: Node) -> None:
     """Refuse data that only this machine has."""
     section = "data" if node.stage == "prepare" else node.stage
-    for name in type(node.config).model_fields:
-        value = getattr(node.config, name)
+    for name, value in node.config:
         if isinstance(value, Path):
             raise ConfigInvalid(
                 f"step {node.name} cannot read {name}: {value} in a pod",
