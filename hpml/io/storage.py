@@ -1,16 +1,16 @@
 """Artifacts, checkpoints and small texts by URI: `s3://bucket/prefix`, or a path of this machine.
 
-A path is used in place. For S3, credentials, endpoint and region are the environment's: AWS_ACCESS_KEY_ID,
-AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL, AWS_REGION. What may pass by itself (no connection, an answer of 5xx,
-"slow down") is waited for, see `hpml.io.patience`; wrong credentials, or a bucket that is not there, are
-told at once. Imports boto3 only when something is remote.
+A path is read and written in place; what lists, deletes and uploads takes S3 only. For S3, credentials,
+endpoint and region are the environment's: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL,
+AWS_REGION. What may pass by itself (no connection, an answer of 5xx, "slow down") is waited for, see
+`hpml.io.patience`; wrong credentials, or a bucket that is not there, are told at once. Imports boto3 only
+when something is remote.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
 import stat
 import sys
 import threading
@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 from pydantic import StringConstraints
 
 from hpml.artifacts.folder import MANIFEST, read_manifest
-from hpml.core.atomic_files import new_folder_beside, publish, write_text_atomic
+from hpml.core.atomic_files import write_text_atomic
 from hpml.core.background import beside
 from hpml.core.errors import HpmlError, StageFailed, Unavailable, UsageError
 from hpml.io.credentials import without_credentials
@@ -85,7 +85,7 @@ def is_remote(uri: str) -> bool:
 def _place(uri: str) -> _Location:
     bucket, _, key = uri.removeprefix(_S3).partition("/")
     place = _Location(bucket, key.strip("/"))
-    if not bucket or (place.key and not _is_harmless(place.key)):
+    if not uri.startswith(_S3) or not bucket or (place.key and not _is_harmless(place.key)):
         raise UsageError(f"{uri!r} is not s3://BUCKET/PREFIX")
     return place
 
@@ -134,14 +134,11 @@ def write_text(uri: str, text: str) -> None:
 
 
 def list_names(uri: str) -> list[str]:
-    """The files below `uri`, sorted, as paths relative to it; none if there is nothing.
+    """The files below the S3 URI `uri`, sorted, as paths relative to it; none if there is nothing.
 
     Raises StageFailed if one of the names would lead out of a folder, Unavailable.
     """
-    if is_remote(uri):
-        return _in_store(uri, _names)
-    folder = Path(uri)
-    return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
+    return _in_store(uri, _names)
 
 
 def _object_at(client: Any, place: _Location) -> Any:
@@ -193,13 +190,7 @@ def stored(uri: str) -> dict[str, Stored]:
 
 
 def delete(uri: str) -> None:
-    """Delete the file at `uri` and everything below it; nothing there is no error. Raises Unavailable."""
-    if not is_remote(uri):
-        if Path(uri).is_dir():
-            shutil.rmtree(uri)
-        else:
-            Path(uri).unlink(missing_ok=True)
-        return
+    """Delete what is at and below the S3 URI `uri`; nothing there is no error. Raises Unavailable."""
     if not _place(uri).key:
         raise UsageError(f"will not delete the whole bucket {uri}")
 
@@ -254,19 +245,19 @@ def fetch_file(uri: str, file: Path) -> None:
 
 
 def upload(folder: Path, uri: str) -> None:
-    """Put the artifact in `folder` at `uri`, its manifest last: a reader finds it whole or not at all.
+    """Put the artifact in `folder` at the S3 URI `uri`, its manifest last: it is found whole or not at all.
 
     The same content there already is no error. Raises StageFailed if another artifact is there, Unavailable.
     """
-    digest = read_manifest(folder).digest
-    if _is_there(uri, digest):
+    digest, found = read_manifest(folder).digest, digest_at(uri)
+    if found == digest:
         return
-    if not is_remote(uri):
-        publish(
-            shutil.copytree(folder, new_folder_beside(Path(uri)), symlinks=True, dirs_exist_ok=True),
-            Path(uri),
+    if found:
+        raise StageFailed(
+            f"{uri} holds another artifact",
+            why=f"its digest is {found[:12]}, not {digest[:12]}",
+            fix="name a new place: an artifact is never overwritten",
         )
-        return
     files = sorted(file for file in folder.rglob("*") if not file.is_dir())
     missing = {file.relative_to(folder).as_posix(): file for file in files}
     manifest = {MANIFEST: missing.pop(MANIFEST)}
@@ -290,17 +281,6 @@ def digest_at(uri: str) -> str:
         return str(json.loads(read_text(manifest))["digest"])
     except (ValueError, KeyError, TypeError, RecursionError):
         raise StageFailed(f"{manifest} is no manifest", fix="delete it, and run its step again") from None
-
-
-def _is_there(uri: str, digest: str) -> bool:
-    found = digest_at(uri)
-    if found not in ("", digest):
-        raise StageFailed(
-            f"{uri} holds another artifact",
-            why=f"its digest is {found[:12]}, not {digest[:12]}",
-            fix="name a new place: an artifact is never overwritten",
-        )
-    return bool(found)
 
 
 @contextmanager

@@ -416,22 +416,20 @@ def _log(server: Server, remote: RemoteRun, workflow: Workflow, task: str) -> st
 
 def fetch_report(home: Path, record: RunRecord, remote: RemoteRun, watcher: Watcher) -> None:
     """Bring the report into the folder of the run; where that cannot be done, say why and where it is."""
-    step = next((name for name, step in record.steps.items() if _has_report(step)), None)
+    written = [
+        name for name, step in record.steps.items() if step.stage == "report" and step.status in FINISHED
+    ]
     file = home / record.id / "report" / "report.html"
-    if step is None or file.exists():
+    if not written or file.exists():
         return
     try:
-        page = _report(remote, step)
+        page = _report(remote, written[0])
     except HpmlError as error:
         watcher.say(f"the report was not fetched, it is on the run's page: {error}")
         return
     file.parent.mkdir(exist_ok=True)
     write_text_atomic(file, page)
     watcher.say(f"report: {file.resolve()}")
-
-
-def _has_report(step: StepRecord) -> bool:
-    return step.stage == "report" and step.status in FINISHED
 
 
 def _report(remote: RemoteRun, step: str) -> str:
