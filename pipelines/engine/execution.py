@@ -199,12 +199,16 @@ class Execution:
 
     def _look_up(self, node: Node) -> None:
         key_inputs = self._key_inputs(node)
+        if not self._is_stored(node, key_inputs):
+            reasons = _why_miss(node, key_inputs, self._settings, self._executor)
+            self._change(node.name, key=key_inputs.key, reasons=reasons)
+
+    def _is_stored(self, node: Node, key_inputs: CacheKeyInputs) -> bool:
+        """Whether the result of a step is in the store; it is done then."""
         digest = None if node.name in self._settings.force else self._store.lookup(key_inputs.key)
         if digest:
             self._succeed(node, "cached", digest, key=key_inputs.key)
-        else:
-            reasons = _why_miss(node, key_inputs, self._settings, self._executor)
-            self._change(node.name, key=key_inputs.key, reasons=reasons)
+        return bool(digest)
 
     def _key_inputs(self, node: Node) -> CacheKeyInputs:
         key_inputs = _key_inputs(self._plan, node, self._digests, self._settings, self._executor)
@@ -244,10 +248,8 @@ class Execution:
                 self._watcher.say(f"{node.name} waits for another run in this workspace")
                 self._told_waiting.add(node.name)
             return
-        digest = None if node.name in self._settings.force else self._store.lookup(key_inputs.key)
-        if digest:
+        if self._is_stored(node, key_inputs):  # by another run, meanwhile
             held.close()
-            self._succeed(node, "cached", digest, key=key_inputs.key)
             return
         self._change(node.name, status="running", key=key_inputs.key, started_at_s=self._now_s())
         delivered = self._store.incoming(node.name)
