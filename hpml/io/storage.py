@@ -389,25 +389,15 @@ def _client_in(environment: tuple[tuple[str, str], ...]) -> Any:
 def _download(client: Any, place: _Location, files: dict[str, Path]) -> None:
     """Bring the objects of these names below `place` here; what has arrived is taken out of `files`."""
     with _transfers(client) as manager:
-        _finish(
-            {
-                name: manager.download(place.bucket, place.below(name), str(file))
-                for name, file in files.items()
-            },
-            files,
-        )
+        begun = {name: manager.download(place.bucket, place.below(name), str(files[name])) for name in files}
+        _finish(begun, files)
 
 
 def _upload(client: Any, place: _Location, files: dict[str, Path]) -> None:
     """Put `files` below `place` by their names; what is there is taken out of them."""
     with _transfers(client) as manager:
-        _finish(
-            {
-                name: manager.upload(str(file), place.bucket, place.below(name))
-                for name, file in files.items()
-            },
-            files,
-        )
+        begun = {name: manager.upload(str(files[name]), place.bucket, place.below(name)) for name in files}
+        _finish(begun, files)
 
 
 def _finish(transfers: dict[str, Any], files: dict[str, Path]) -> None:
