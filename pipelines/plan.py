@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
-from hpml.core.contract import Config, Result, canonical_json, signature, stage_name
+from hpml.core.contract import Config, Result, canonical_json, each_input, of_inputs, signature, stage_name
 from hpml.core.errors import UsageError
 from hpml.pipelines.stage_needs import needs_of
 
@@ -58,33 +59,21 @@ class Node:
     def required(self) -> set[str]:
         """Those of the parents without which this step cannot run."""
         optional = signature(self.run).optional
-        names = set()
-        for name, source in self.inputs.items():
-            if isinstance(source, str):
-                names |= set() if name in optional else {source}
-            else:
-                names |= set(list(source.values())[:1])
-        return names
+        one_or_first = {
+            name: source if isinstance(source, str) else next(iter(source.values()), "")
+            for name, source in self.inputs.items()
+        }
+        return {step for name, step in one_or_first.items() if step and name not in optional}
 
     def sources(self) -> dict[str, str]:
         """The step that each input comes from, by the input's name or name/key."""
-        steps: dict[str, str] = {}
-        for name, source in self.inputs.items():
-            if isinstance(source, str):
-                steps[name] = source
-            else:
-                steps |= {f"{name}/{key}": step for key, step in source.items()}
-        return steps
+        return each_input(self.inputs)
 
-    def present(self, made: Mapping[str, str]) -> dict[str, str | dict[str, str]]:
+    def present(self, made: Mapping[str, str]) -> dict[str, Any]:
         """`inputs` with what is made of each step in place of its name, without those of which nothing is."""
-        found: dict[str, str | dict[str, str]] = {}
-        for name, source in self.inputs.items():
-            if not isinstance(source, str):
-                found[name] = {key: made[step] for key, step in source.items() if step in made}
-            elif source in made:
-                found[name] = made[source]
-        return found
+        return of_inputs(
+            self.inputs, {name: made[step] for name, step in self.sources().items() if step in made}
+        )
 
 
 @dataclass
@@ -144,18 +133,12 @@ def _labels(
 
 
 def _unused(name: str, taken: Mapping[str, Node]) -> str:
-    if name not in taken:
-        return name
-    count = 2
-    while f"{name}-{count}" in taken:
-        count += 1
-    return f"{name}-{count}"
+    names = itertools.chain([name], (f"{name}-{count}" for count in itertools.count(2)))
+    return next(free for free in names if free not in taken)
 
 
 def _check_inputs(
-    run: Callable[..., Result[Any]],
-    inputs: Mapping[str, str | Mapping[str, str]],
-    nodes: Mapping[str, Node],
+    run: Callable[..., Result[Any]], inputs: Mapping[str, str | Mapping[str, str]], nodes: Mapping[str, Node]
 ) -> None:
     """Hold a call of `step` against the signature of the stage: names, one or many, kinds."""
     shape = signature(run)

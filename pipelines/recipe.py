@@ -108,13 +108,12 @@ def load(file: Path, overrides: tuple[str, ...] = (), *, say_retired: bool = Tru
 
 def _as_called_now(overrides: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:
     """The overrides with the sections that they change by the names of now, and which had another."""
-    called, renamed = [], []
-    for override in overrides:
-        section, separator, rest = re.match(r"([^.=]*)([.=]?)(.*)", override, re.DOTALL).groups()  # type: ignore[union-attr]
-        if section in SECTIONS:
-            renamed.append(section)
-        called.append(f"{SECTIONS.get(section, section)}{separator}{rest}")
-    return tuple(called), renamed
+    sections = [re.split(r"[.=]", override, maxsplit=1)[0] for override in overrides]
+    called = tuple(
+        SECTIONS.get(section, section) + override.removeprefix(section)
+        for section, override in zip(sections, overrides, strict=True)
+    )
+    return called, [section for section in sections if section in SECTIONS]
 
 
 def load_of_run(home: Path, record: RunRecord, overrides: tuple[str, ...] = ()) -> LoadedRecipe:
@@ -133,10 +132,9 @@ def check_targets(recipe: Recipe) -> None:
     """
     missing = {target.label: target.missing() for target in recipe.targets}
     if all(missing.values()):
-        reasons = "; ".join(f"{name}: {reason}" for name, reason in missing.items())
         raise ConfigInvalid(
             "none of the recipe's targets can be built on this machine",
-            why=reasons,
+            why="; ".join(f"{name}: {reason}" for name, reason in missing.items()),
             fix="add the target onnx, or run where these are",
         )
 
@@ -152,8 +150,7 @@ def _read(file: Path) -> str:
     if not why:
         try:
             with file.open("rb") as opened:
-                content = opened.read(strict_yaml.MOST_BYTES + 1)
-            return content.decode("utf-8-sig")
+                return opened.read(strict_yaml.MOST_BYTES + 1).decode("utf-8-sig")
         except UnicodeDecodeError as error:
             why = f"is not UTF-8 text: byte {error.start} is 0x{error.object[error.start]:02x}"
             fix = "save it as UTF-8"
@@ -174,10 +171,7 @@ def _with_absolute_paths(value: Any, base: Path) -> Any:
     if isinstance(value, Path):
         return base / _expanded(value)
     if isinstance(value, BaseModel):
-        changed = {
-            name: _with_absolute_paths(getattr(value, name), base) for name in type(value).model_fields
-        }
-        return value.model_copy(update=changed)
+        return value.model_copy(update={name: _with_absolute_paths(item, base) for name, item in value})
     if isinstance(value, tuple):
         return tuple(_with_absolute_paths(item, base) for item in value)
     if isinstance(value, dict):

@@ -28,10 +28,7 @@ KEYS: Mapping[str, str] = {  # of a recipe -> what took its place
     "benchmark.requests_per_round": _SLICES,
     "benchmark.images_per_round": _SLICES,
 }
-SECTIONS: Mapping[str, str] = {
-    "ceilings": "peaks",
-    "deploy": "bundle",
-}  # of a recipe -> as they are called now
+SECTIONS: Mapping[str, str] = {"ceilings": "peaks", "deploy": "bundle"}  # of a recipe -> as called now
 OPTIONS: Mapping[str, str] = {  # of the command
     "--allow-noise": _ONLY_UNDISTURBED,
     "--requests": _SLICES,

@@ -8,10 +8,7 @@ from typing import Literal
 
 from pydantic import Field, JsonValue
 
-from hpml.artifacts.folder import (
-    Artifact,
-    copy_files,
-)
+from hpml.artifacts.folder import Artifact, copy_files
 from hpml.artifacts.model_input import InputSpec
 from hpml.core.contract import Config
 

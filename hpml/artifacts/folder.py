@@ -21,10 +21,11 @@ from pydantic import JsonValue, ValidationError
 
 from hpml.core import regular_files
 from hpml.core.atomic_files import _sync, write_text_atomic
-from hpml.core.contract import Config, SpecT, canonical_json
+from hpml.core.contract import Config, Metrics, SpecT, canonical_json
 from hpml.core.errors import StageFailed
 
 FORMAT_VERSION = 1
+_RUN_AGAIN = "delete the artifact and run its step again"
 
 
 MANIFEST = "manifest.json"
@@ -189,15 +190,12 @@ def parse_manifest(text: str, *, where: str) -> Manifest:
         manifest = Manifest.model_validate(fields)
     except (ValueError, ValidationError):
         raise StageFailed(
-            f"{where} is truncated or not a manifest of format {FORMAT_VERSION}",
-            fix="delete the artifact and run its step again",
+            f"{where} is truncated or not a manifest of format {FORMAT_VERSION}", fix=_RUN_AGAIN
         ) from None
     expected = content_digest(manifest.kind, manifest.spec, manifest.files, manifest.rejected)
     if manifest.seal != _seal_of(fields) or manifest.digest != expected:
         raise StageFailed(
-            f"{where} was changed after it was written",
-            why="its seal does not match",
-            fix="delete the artifact and run its step again",
+            f"{where} was changed after it was written", why="its seal does not match", fix=_RUN_AGAIN
         )
     return manifest
 
@@ -206,17 +204,15 @@ def _verify_files(path: Path, manifest: Manifest, *, contents: bool) -> None:
     for name, entry in manifest.files.items():
         _check_file_name(name)
         file = path / name
-        problem = ""
         if not file.is_file() or file.is_symlink():
-            problem = "it is missing"
+            why = "it is missing"
         elif file.stat().st_size != entry.size_bytes:
-            problem = f"it has {file.stat().st_size} bytes instead of {entry.size_bytes}"
+            why = f"it has {file.stat().st_size} bytes instead of {entry.size_bytes}"
         elif contents and _sha256(file) != entry.sha256:
-            problem = "its SHA-256 differs from the manifest's"
-        if problem:
-            raise StageFailed(
-                f"{file} is damaged", why=problem, fix="delete the artifact and run its step again"
-            )
+            why = "its SHA-256 differs from the manifest's"
+        else:
+            continue
+        raise StageFailed(f"{file} is damaged", why=why, fix=_RUN_AGAIN)
 
 
 def _check_file_name(name: str) -> None:
@@ -229,7 +225,7 @@ def seal_artifact(
     folder: Path,
     *,
     spec: Config,
-    metrics: dict[str, float],
+    metrics: Metrics,
     lineage: Lineage,
     rejected: str = "",
     incomplete: str = "",
@@ -252,7 +248,7 @@ def seal_artifact(
         "spec": spec.model_dump(mode="json"),
         "files": {name: entry.model_dump() for name, entry in files.items()},
         "lineage": lineage.model_dump(mode="json"),
-        "metrics": metrics,
+        "metrics": {name: float(value) for name, value in metrics.items()},
         "rejected": rejected,
     }
     if incomplete:

@@ -30,6 +30,11 @@ class BandwidthPoint(Config):
         """`gb_per_s`."""
         return self.gb_per_s
 
+    @property
+    def of(self) -> str:
+        """`level`."""
+        return self.level
+
 
 class GemmPoint(Config):
     """How fast a square matrix product of `size` runs; 2 * size ** 3 operations."""
@@ -47,6 +52,11 @@ class GemmPoint(Config):
     def rate(self) -> Interval | None:
         """`gflop_per_s`."""
         return self.gflop_per_s
+
+    @property
+    def of(self) -> str:
+        """`precision`."""
+        return self.precision
 
 
 RatedPoint = TypeVar("RatedPoint", BandwidthPoint, GemmPoint)
@@ -79,11 +89,10 @@ class PeaksSpec(Config):
     @property
     def not_stable(self) -> str:
         """The peaks not known as the rounds of their points disagree: "1 thread: L2, int8; cuda: fp16"."""
+        every: tuple[BandwidthPoint | GemmPoint, ...] = (*self.bandwidths, *self.gemms)
         points: dict[tuple[str, str], list[Any]] = {}  # the same kind of point under each name
-        for bandwidth in self.bandwidths:
-            points.setdefault((_place(bandwidth), bandwidth.level), []).append(bandwidth)
-        for gemm in self.gemms:
-            points.setdefault((_place(gemm), gemm.precision), []).append(gemm)
+        for point in every:
+            points.setdefault((_place(point), point.of), []).append(point)
         unknown: dict[str, list[str]] = {}
         for (place, name), alike in points.items():
             if peak_of(alike) is None and any(point.fastest for point in alike):
@@ -92,35 +101,19 @@ class PeaksSpec(Config):
 
     def arithmetic(self, precision: str, *, threads: int, device: str = "cpu") -> Interval | None:
         """The fastest GEMM (Gflop/s) of `precision` with `threads`, of any library; see `peak_of`."""
-        found = peak_of(
-            point
-            for point in self.gemms
-            if (point.precision, point.threads, point.device) == (precision, threads, device)
-        )
-        return found.rate if found else None
+        return _peak(self.gemms, precision, threads, device)
 
     def bandwidth(self, level: str, *, threads: int, device: str = "cpu") -> Interval | None:
         """The highest bandwidth (GB/s) of a level with `threads`, of any kernel; see `peak_of`."""
-        found = peak_of(
-            point
-            for point in self.bandwidths
-            if (point.level, point.threads, point.device) == (level, threads, device)
-        )
-        return found.rate if found else None
+        return _peak(self.bandwidths, level, threads, device)
 
     def arithmetic_roof(self, precision: str, *, threads: int, device: str = "cpu") -> Roof | None:
         """`arithmetic`, or what stands in for it."""
-        known = self.arithmetic(precision, threads=threads, device=device)
-        alone = self.arithmetic(precision, threads=1, device=device)
-        same = (point for point in self.gemms if (point.precision, point.device) == (precision, device))
-        return _roof(known, alone, same, threads)
+        return _roof(self.gemms, precision, threads, device)
 
     def bandwidth_roof(self, level: str, *, threads: int, device: str = "cpu") -> Roof | None:
         """`bandwidth` of a level of the memory, or what stands in for it."""
-        known = self.bandwidth(level, threads=threads, device=device)
-        alone = self.bandwidth(level, threads=1, device=device)
-        same = (point for point in self.bandwidths if (point.level, point.device) == (level, device))
-        return _roof(known, alone, same, threads)
+        return _roof(self.bandwidths, level, threads, device)
 
 
 def _place(point: BandwidthPoint | GemmPoint) -> str:
@@ -137,18 +130,24 @@ class Roof(NamedTuple):
     stand_in: str = ""
 
 
-def _roof(
-    known: Interval | None, alone: Interval | None, points: Iterable[BandwidthPoint | GemmPoint], threads: int
-) -> Roof | None:
+def _alike(points: Iterable[RatedPoint], of: str, threads: int, device: str) -> list[RatedPoint]:
+    return [point for point in points if (point.of, point.threads, point.device) == (of, threads, device)]
+
+
+def _peak(points: Iterable[RatedPoint], of: str, threads: int, device: str) -> Interval | None:
+    found = peak_of(_alike(points, of, threads, device))
+    return found.rate if found else None
+
+
+def _roof(points: tuple[RatedPoint, ...], of: str, threads: int, device: str) -> Roof | None:
     """The stable peak; else that of one thread times `threads`; else the fastest round there was."""
-    if known:
+    if known := _peak(points, of, threads, device):
         return Roof(known.value)
-    if alone:
+    if alone := _peak(points, of, 1, device):
         return Roof(threads * alone.value, f"{threads} times that of one thread")
     rounds = (
         point.rate.value if point.rate else point.fastest or 0.0
-        for point in points
-        if point.threads == threads
+        for point in _alike(points, of, threads, device)
     )
     fastest = max(rounds, default=0.0)
     return Roof(fastest, "its fastest round") if fastest else None

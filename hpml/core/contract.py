@@ -69,6 +69,17 @@ def canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
+def texts_in(value: Any) -> Iterator[str]:
+    """Every string in a JSON value, keys included."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        yield from texts_in([*value.keys(), *value.values()])
+    elif isinstance(value, list):
+        for item in value:
+            yield from texts_in(item)
+
+
 _INTEGERS = 2**63  # what torch, databases and most readers of JSON take
 _SHOWN = 3  # problems of a config
 
@@ -97,11 +108,10 @@ def _unusable(value: Any) -> Iterator[str]:
     while pending:
         key, item = pending.pop()
         shown = shortened(key) or "the whole"
-        if isinstance(item, dict):
-            pending += [(f"{key}.{name}" if key else f"{name}", below) for name, below in item.items()]
-            pending += [(key, name) for name in item if isinstance(name, str)]
-        elif isinstance(item, list | tuple):
-            pending += [(f"{key}.{index}" if key else f"{index}", below) for index, below in enumerate(item)]
+        if isinstance(item, dict | list | tuple):
+            named = list(item.items() if isinstance(item, dict) else enumerate(item))
+            pending += [(f"{key}.{name}" if key else f"{name}", below) for name, below in named]
+            pending += [(key, name) for name, _ in named if isinstance(name, str)]
         elif isinstance(item, int) and not -_INTEGERS <= item < _INTEGERS:
             yield f"{shown}: integers are from -2^63 to 2^63 - 1, this one has {item.bit_length()} bits"
         elif isinstance(item, float) and not math.isfinite(item):
@@ -113,7 +123,7 @@ def _unusable(value: Any) -> Iterator[str]:
 
 
 def _explain(error: ValidationError, expected: Any) -> str:
-    problems = error.errors(include_url=False, include_context=True)
+    problems = error.errors(include_url=False)
     return _listed([_explain_one(problem, expected) for problem in problems[:_SHOWN]], len(problems))
 
 
@@ -131,9 +141,8 @@ def _explain_one(problem: Any, expected: Any) -> str:
     if problem["type"] == "value_error":
         return f"{path}: {problem['ctx']['error']}"
     if problem["type"] == "union_tag_invalid":
-        context = problem["ctx"]
-        allowed = str(context["expected_tags"]).replace("'", "")
-        tag = str(context["tag"])
+        tag, allowed = (str(problem["ctx"][name]) for name in ("tag", "expected_tags"))
+        allowed = allowed.replace("'", "")
         near = difflib.get_close_matches(tag[:80], allowed.split(", "), n=1)
         hint = f", did you mean {near[0]!r}?" if near else ""
         return f"{path}: {shortened(tag)!r} is unknown, allowed: {allowed}{hint}"
@@ -163,12 +172,8 @@ def _branches(node: dict[str, Any], schema: dict[str, Any]) -> Iterator[dict[str
 def _inner(node: dict[str, Any], part: str | int) -> dict[str, Any]:
     """What the schema `node` says of its item or key `part`; `node` itself for the tag of a union."""
     found = node.get("items") if isinstance(part, int) else node.get("properties", {}).get(part)
-    found = (
-        found
-        or node.get("additionalProperties")
-        or next(iter(node.get("patternProperties", {}).values()), None)
-    )
-    return found if isinstance(found, dict) else node
+    of_any_name = [node.get("additionalProperties"), *node.get("patternProperties", {}).values()]
+    return next((inner for inner in (found, *of_any_name) if isinstance(inner, dict) and inner), node)
 
 
 # ------------------------------------------------------------------------------------------ a stage's output
@@ -240,6 +245,28 @@ class Output:
 
 
 # --------------------------------------------------------------------------------------- a stage's signature
+
+
+def each_input(inputs: Mapping[str, Any | Mapping[str, Any]]) -> dict[str, Any]:
+    """What is given of each input, by its name, or by name/key where it is many."""
+    given: dict[str, Any] = {}
+    for name, one_or_many in inputs.items():
+        if isinstance(one_or_many, Mapping):
+            given |= {f"{name}/{key}": one for key, one in one_or_many.items()}
+        else:
+            given[name] = one_or_many
+    return given
+
+
+def of_inputs(inputs: Mapping[str, Any | Mapping[str, Any]], values: Mapping[str, Any]) -> dict[str, Any]:
+    """`values`, which are by name or name/key, in the shape of `inputs`, as far as there are any."""
+    return {
+        name: {key: values[f"{name}/{key}"] for key in given if f"{name}/{key}" in values}
+        if isinstance(given, Mapping)
+        else values[name]
+        for name, given in inputs.items()
+        if isinstance(given, Mapping) or name in values
+    }
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,6 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from enum import IntEnum
-from typing import NoReturn
 
 _NO_ROOM = re.compile(r"no space left on device|disk quota exceeded|disk is full", re.IGNORECASE)
 _LEAST_FREE_BYTES = 64 << 10  # with less, whatever failed failed for lack of room
@@ -85,6 +84,12 @@ class Unavailable(HpmlError):
     exit_code = ExitCode.UNAVAILABLE
 
 
+class Interrupted(HpmlError):
+    """Ctrl-C."""
+
+    exit_code = ExitCode.INTERRUPTED
+
+
 class Terminated(HpmlError):
     """A stage was asked to stop (SIGTERM), saved what it had, and can be resumed."""
 
@@ -99,29 +104,36 @@ def explained(*, debug: bool = False, record: Callable[..., None] | None = None)
     """
     try:
         yield
-    except KeyboardInterrupt:
-        _leave(HpmlError("interrupted"), ExitCode.INTERRUPTED, debug, record)
-    except HpmlError as error:
-        _leave(error, error.exit_code, debug, record)
-    except OSError as error:
-        named = disk_full(error) or StageFailed(str(error) or type(error).__name__)
-        _leave(named, named.exit_code, debug, record)
-    except ModuleNotFoundError as error:
-        absent = ConfigInvalid(
+    except (Exception, KeyboardInterrupt) as error:
+        told, text = _told(error), traceback.format_exc()
+        if record:
+            with suppress(OSError):  # the disk may be what failed
+                record("failed", message=str(told), exit_code=int(told.exit_code), traceback=text)
+        if debug:
+            print(text, file=sys.stderr)
+        print(f"error: {told}", file=sys.stderr, flush=True)
+        raise SystemExit(int(told.exit_code)) from None
+
+
+def _told(error: BaseException) -> HpmlError:
+    """What the user is told of `error`."""
+    if isinstance(error, HpmlError):
+        return error
+    if isinstance(error, KeyboardInterrupt):
+        return Interrupted("interrupted")
+    if isinstance(error, ModuleNotFoundError):
+        return ConfigInvalid(
             f"the package {error.name} is not installed",
             fix="install what the stages need: make setup, or pip install 'hpml-pipeline[stages,data]'",
         )
-        _leave(absent, absent.exit_code, debug, record)
-    except Exception as error:
-        named = (
-            _out_of_memory(error)
-            or disk_full(error)
-            or StageFailed(
-                f"{type(error).__name__}: {' '.join(str(error).split())[:500]}",
-                fix="not an error we foresaw; --debug shows the traceback",
-            )
-        )
-        _leave(named, named.exit_code, debug, record)
+    if known := _out_of_memory(error) or disk_full(error):
+        return known
+    if isinstance(error, OSError):
+        return StageFailed(str(error) or type(error).__name__)
+    return StageFailed(
+        f"{type(error).__name__}: {' '.join(str(error).split())[:500]}",
+        fix="not an error we foresaw; --debug shows the traceback",
+    )
 
 
 def disk_full(error: BaseException, place: str | os.PathLike[str] = "") -> StageFailed | None:
@@ -131,7 +143,7 @@ def disk_full(error: BaseException, place: str | os.PathLike[str] = "") -> Stage
     say no more than that a file is cut short: so that no room is left at `place` counts as well.
     """
     path, said = os.fspath(place), ""
-    for cause in _causes(error):
+    for cause in causes(error):
         named = isinstance(cause, OSError) and cause.errno in (errno.ENOSPC, errno.EDQUOT)
         if named or _NO_ROOM.search(str(cause)):
             path = str(getattr(cause, "filename", None) or path)
@@ -161,7 +173,8 @@ def disk_full_explained(place: str | os.PathLike[str]) -> Iterator[None]:
         raise
 
 
-def _causes(error: BaseException | None) -> Iterator[BaseException]:
+def causes(error: BaseException | None) -> Iterator[BaseException]:
+    """`error` and what is behind it, the outermost first."""
     while error is not None:
         yield error
         error = error.__cause__ or error.__context__
@@ -178,7 +191,7 @@ def _free_bytes(path: str) -> int:
             return status.f_bavail * status.f_frsize
 
 
-def _out_of_memory(error: Exception) -> StageFailed | None:
+def _out_of_memory(error: BaseException) -> StageFailed | None:
     """The error to show if `error` says, in Python's, torch's or CUDA's way, that memory ran out."""
     said = " ".join(str(error).split())
     is_torchs = type(error).__name__ == "OutOfMemoryError" or "can't allocate memory" in said
@@ -187,14 +200,3 @@ def _out_of_memory(error: Exception) -> StageFailed | None:
     return StageFailed(
         "out of memory", why=said[:300], fix="use a smaller batch, model or image_size, or a larger machine"
     )
-
-
-def _leave(error: HpmlError, code: int, debug: bool, record: Callable[..., None] | None) -> NoReturn:
-    text = traceback.format_exc()
-    if record:
-        with suppress(OSError):  # the disk may be what failed
-            record("failed", message=str(error), exit_code=int(code), traceback=text)
-    if debug:
-        print(text, file=sys.stderr)
-    print(f"error: {error}", file=sys.stderr, flush=True)
-    raise SystemExit(int(code))

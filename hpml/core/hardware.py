@@ -6,11 +6,15 @@ import ctypes
 import os
 import platform
 import re
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
 from hpml.core import cgroup, nvml
+
+_CPUS = Path("/sys/devices/system/cpu")
+_PROC_NVIDIA = Path("/proc/driver/nvidia")
 
 # Instruction sets that change which kernels the runtimes choose, as Linux spells them.
 _DECISIVE_FLAGS = (
@@ -28,9 +32,6 @@ _DECISIVE_FLAGS = (
 )
 
 
-_CPUS = Path("/sys/devices/system/cpu")
-
-
 def usable_cpus() -> int:
     """How many CPUs this process may use: its affinity mask, capped by the control group's quota."""
     allowed = len(os.sched_getaffinity(0))
@@ -40,26 +41,20 @@ def usable_cpus() -> int:
 
 def usable_cores() -> int:
     """The physical cores behind `usable_cpus`: two CPUs that share one count once."""
-    siblings = set()
+    cores = set()
     for cpu in os.sched_getaffinity(0):
-        try:
-            siblings.add((_CPUS / f"cpu{cpu}/topology/thread_siblings_list").read_text())
-        except OSError:  # the system does not tell
-            siblings.add(str(cpu))
-    return min(len(siblings), usable_cpus())
+        siblings = _CPUS / f"cpu{cpu}/topology/thread_siblings_list"
+        cores.add(siblings.read_text() if siblings.exists() else str(cpu))
+    return min(len(cores), usable_cpus())
 
 
 @cache
 def _cpuinfo() -> dict[str, str]:
-    fields: dict[str, str] = {}
-    try:
-        text = Path("/proc/cpuinfo").read_text()
-    except OSError:
-        return fields
-    for line in text.split("\n\n", 1)[0].splitlines():
-        key, _, value = line.partition(":")
-        fields[key.strip()] = value.strip()
-    return fields
+    """What Linux says of the first CPU."""
+    with suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0].splitlines()
+        return {key.strip(): value.strip() for key, _, value in (line.partition(":") for line in lines)}
+    return {}
 
 
 def cpu_flags() -> tuple[str, ...]:
@@ -90,19 +85,13 @@ class Gpus:
     driver: str = ""
 
 
-_PROC_NVIDIA = Path("/proc/driver/nvidia")
-
-
 @cache
 def _gpus() -> Gpus:
-    with nvml.opened() as library:
-        if library is None:
-            return _gpus_of_proc()
-        try:
+    with nvml.opened() as library, suppress(nvml.NvmlError):
+        if library:
             found = tuple(_gpu(library, device) for device in library.devices())
             return Gpus(found, library.driver()) if found else Gpus()
-        except nvml.NvmlError:
-            return _gpus_of_proc()
+    return _gpus_of_proc()
 
 
 def _gpu(library: nvml.Nvml, device: ctypes.c_void_p) -> Gpu:

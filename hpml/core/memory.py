@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from pathlib import Path
 
 from hpml.core import cgroup, hardware
-from hpml.core.process import limit_memory
+from hpml.core.process import limit_memory, proc_bytes
 
 
 def total_bytes() -> int:
@@ -17,14 +16,10 @@ def total_bytes() -> int:
 
 def available_bytes() -> int:
     """How much memory this process could still take: what Linux has left, within the cgroup's limit."""
-    left = [os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
-    for line in Path("/proc/meminfo").read_text().splitlines():
-        if line.startswith("MemAvailable:"):
-            left = [int(line.split()[1]) * 1024]
+    free = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    left = proc_bytes("/proc/meminfo", "MemAvailable") or free
     in_group = cgroup.memory_left_bytes()
-    if in_group is not None:
-        left.append(in_group)
-    return max(0, min(left))
+    return left if in_group is None else min(left, in_group)
 
 
 def in_words(count_bytes: int) -> str:
@@ -43,12 +38,5 @@ def limit_process() -> None:
     """
     if hardware.gpu_names():
         return
-    limit_memory(total_bytes() + _data_bytes())
-
-
-def _data_bytes() -> int:
-    """What counts against RLIMIT_DATA so far: private memory that can be written to."""
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith("VmData:"):
-            return int(line.split()[1]) * 1024
-    return 0
+    # VmData is what counts against RLIMIT_DATA so far: private memory that can be written to.
+    limit_memory(total_bytes() + (proc_bytes("/proc/self/status", "VmData") or 0))

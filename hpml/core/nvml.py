@@ -56,7 +56,7 @@ def opened() -> Iterator[Nvml | None]:
 
 
 class Nvml:
-    """The functions of NVML that we use. Every method raises NvmlError where it has no answer."""
+    """The functions of NVML that we use. Raises NvmlError where one has no answer that we need."""
 
     def __init__(self, library: Any) -> None:
         self._library = library
@@ -99,43 +99,25 @@ class Nvml:
         self.call("nvmlDeviceGetMemoryInfo", device, ctypes.byref(memory))
         return int(memory.total)
 
-    def sm_clock_mhz(self, device: ctypes.c_void_p) -> int:
-        """Of the multiprocessors, now."""
-        return self._number("nvmlDeviceGetClockInfo", device, CLOCK_SM)
-
-    def max_sm_clock_mhz(self, device: ctypes.c_void_p) -> int:
-        """Of the multiprocessors, at most."""
-        return self._number("nvmlDeviceGetMaxClockInfo", device, CLOCK_SM)
-
-    def power_w(self, device: ctypes.c_void_p) -> float:
-        """Of the whole board, now."""
-        return self._number("nvmlDeviceGetPowerUsage", device) / 1000
-
-    def temperature_c(self, device: ctypes.c_void_p) -> int:
-        """Of the chip, now."""
-        return self._number("nvmlDeviceGetTemperature", device, TEMPERATURE_GPU)
-
-    def is_slowed(self, device: ctypes.c_void_p) -> bool:
-        """Whether heat or a lack of power holds its clocks down now."""
-        reasons = self._number("nvmlDeviceGetCurrentClocksThrottleReasons", device, of=ctypes.c_ulonglong)
-        return bool(reasons & SLOWED)
-
-    def energy_mj(self, device: ctypes.c_void_p) -> int:
-        """Millijoules since the driver was loaded; from Volta on."""
-        return self._number("nvmlDeviceGetTotalEnergyConsumption", device, of=ctypes.c_ulonglong)
-
     def memory_of_processes(self, device: ctypes.c_void_p) -> dict[int, int]:
-        """Bytes by process id (of the host), of those that compute."""
+        """Bytes by process id (of the host), of those that compute; empty where that is not told."""
         count = ctypes.c_uint(_MOST_PROCESSES)
         processes = (_Process * _MOST_PROCESSES)()
-        self.call("nvmlDeviceGetComputeRunningProcesses_v3", device, ctypes.byref(count), processes)
+        try:
+            self.call("nvmlDeviceGetComputeRunningProcesses_v3", device, ctypes.byref(count), processes)
+        except NvmlError:
+            return {}
         unknown = ctypes.c_ulonglong(-1).value  # where Windows manages the memory, as under WSL
         found = {process.pid: process.used_bytes for process in processes[: count.value]}
         return {pid: used_bytes for pid, used_bytes in found.items() if used_bytes != unknown}
 
-    def _number(self, function: str, *arguments: Any, of: Any = ctypes.c_uint) -> int:
+    def number(self, function: str, device: ctypes.c_void_p, *arguments: Any, of: Any = ctypes.c_uint) -> Any:
+        """What a function answers of a GPU, as the C type `of`; None where it has no such counter."""
         answer = of()
-        self.call(function, *arguments, ctypes.byref(answer))
+        try:
+            self.call(function, device, *arguments, ctypes.byref(answer))
+        except NvmlError:
+            return None
         return int(answer.value)
 
     def _text(self, function: str, *arguments: Any) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import resource
 import signal
 import sys
@@ -89,11 +90,13 @@ def peak_rss_bytes() -> int | None:
     Of its own memory, which a fork begins with what it shares and exec begins anew. `ru_maxrss` is no answer:
     it survives exec, so a small child of a large process has its parent's.
     """
+    return proc_bytes("/proc/self/status", "VmHWM")
+
+
+def proc_bytes(file: str, field: str) -> int | None:
+    """What a file of /proc says in kB of `field`, in bytes; None where it does not."""
     try:
-        status = Path("/proc/self/status").read_text()
+        found = re.search(rf"^{field}:\s*(\d+) kB$", Path(file).read_text(), re.MULTILINE)
     except OSError:
         return None
-    for line in status.splitlines():
-        if line.startswith("VmHWM:"):
-            return int(line.split()[1]) * 1024
-    return None
+    return int(found[1]) * 1024 if found else None

@@ -6,8 +6,6 @@ import os
 import stat
 from pathlib import Path
 
-from hpml.core.errors import ConfigInvalid
-
 _KINDS = {
     stat.S_IFIFO: "a named pipe",
     stat.S_IFCHR: "a device",
@@ -32,14 +30,3 @@ def problem(path: Path, *, or_folder: bool = False) -> str:
         wanted = "a regular file or a folder" if or_folder else "a regular file"
         return f"is {_KINDS.get(stat.S_IFMT(mode), 'a special file')}, {wanted} is needed"
     return "" if os.access(path, os.R_OK) else "may not be read"
-
-
-def require_regular(path: Path) -> Path:
-    """`path`, for a library that opens it by itself.
-
-    Raises ConfigInvalid unless it is a regular file that may be read.
-    """
-    why = problem(path)
-    if why:
-        raise ConfigInvalid(f"{path} {why}")
-    return path

@@ -106,12 +106,10 @@ class _Check:
         return values, levels
 
     def _children(self, node: yaml.Node) -> list[yaml.Node]:
-        if isinstance(node, yaml.SequenceNode):
-            return list(node.value)
         if isinstance(node, yaml.MappingNode):
             self._check_keys(node)
             return [value for _, value in node.value]
-        return []
+        return node.value if isinstance(node, yaml.SequenceNode) else []
 
     def _check_tag(self, node: yaml.Node) -> None:
         if node.tag not in _ALLOWED:

@@ -40,19 +40,16 @@ def with_overrides(expected: Any, fields: Any, overrides: Iterable[str], *, wher
 
 def _assign(node: Any, path: list[str], value: Any, shown: str) -> None:
     """Set `value` at `path` below `node`; a part of the path is a key, or a number in a list."""
-    key, *rest = path
+    name, *rest = path
+    key: Any = name
     if isinstance(node, list):
         indices = {str(index): index for index in range(len(node))}
-        if key not in indices:
-            raise ConfigInvalid(shown, why=f"{shortened(key)!r} is not an index below {len(node)}")
-        if not rest:
-            node[indices[key]] = value
-        else:
-            _assign(node[indices[key]], rest, value, shown)
-        return
-    if not isinstance(node, dict):
-        raise ConfigInvalid(shown, why=f"there is nothing to set below {shortened(key)!r}")
+        if name not in indices:
+            raise ConfigInvalid(shown, why=f"{shortened(name)!r} is not an index below {len(node)}")
+        key = indices[name]
+    elif not isinstance(node, dict):
+        raise ConfigInvalid(shown, why=f"there is nothing to set below {shortened(name)!r}")
     if not rest:
         node[key] = value
     else:
-        _assign(node.setdefault(key, {}), rest, value, shown)
+        _assign(node.setdefault(key, {}) if isinstance(node, dict) else node[key], rest, value, shown)

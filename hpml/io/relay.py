@@ -5,10 +5,12 @@ from __future__ import annotations
 import json
 import sys
 import threading
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
+
+from hpml.core.background import beside
 
 EVENT_PREFIX = "#hpml "  # of a line on stdout that is an event, and no part of the log
 
@@ -39,42 +41,31 @@ class EventTail:
         return events
 
 
-class Relay:
-    """While entered, calls every listener with each event that is appended to the file; see contract.Events.
+def relayed(file: Path, listeners: Sequence[Listener]) -> AbstractContextManager[None]:
+    """While entered, every listener is called with each event appended to the file; see contract.Events.
 
     Leaving passes on the last ones. A listener that cannot go on (a full disk, a closed pipe) is dropped with
     a line on stderr: the stage is not to fail of it.
     """
+    told = file.stat().st_size if file.exists() else 0  # by an earlier attempt
+    tail, listening = EventTail(file, offset=told), list(listeners)
 
-    def __init__(self, file: Path, listeners: Sequence[Listener]) -> None:
-        told = file.stat().st_size if file.exists() else 0  # by an earlier attempt
-        self._tail, self._listeners = EventTail(file, offset=told), list(listeners)
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._keep_passing_on, name="events", daemon=True)
+    def keep_passing_on(stop: threading.Event) -> None:
+        while not stop.wait(_EVERY_S):
+            _pass_on(tail.read(), listening)
+        _pass_on(tail.read(), listening)
 
-    def __enter__(self) -> Self:
-        self._thread.start()
-        return self
+    return beside(keep_passing_on, "events")
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
 
-    def _keep_passing_on(self) -> None:
-        while not self._stop.wait(_EVERY_S):
-            self._pass_on()
-        self._pass_on()
-
-    def _pass_on(self) -> None:
-        for event in self._tail.read():
-            for listener in tuple(self._listeners):
-                try:
-                    listener(event)
-                except OSError as error:
-                    self._listeners.remove(listener)
-                    print(f"events are no longer passed on: {error}", file=sys.stderr, flush=True)
+def _pass_on(events: Iterable[dict[str, Any]], listeners: list[Listener]) -> None:
+    for event in events:
+        for listener in tuple(listeners):
+            try:
+                listener(event)
+            except OSError as error:
+                listeners.remove(listener)
+                print(f"events are no longer passed on: {error}", file=sys.stderr, flush=True)
 
 
 def print_event(event: dict[str, Any]) -> None:

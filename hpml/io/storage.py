@@ -1,31 +1,33 @@
 """Artifacts, checkpoints and small texts by URI: `s3://bucket/prefix`, or a path of this machine.
 
-A path is used in place. For S3, credentials, endpoint and region are the environment's: AWS_ACCESS_KEY_ID,
-AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL, AWS_REGION. What may pass by itself (no connection, an answer of 5xx,
-"slow down") is waited for, see `hpml.io.patience`; wrong credentials, or a bucket that is not there, are
-told at once. Imports boto3 only when something is remote.
+A path is read and written in place; what lists, deletes and uploads takes S3 only. For S3, credentials,
+endpoint and region are the environment's: AWS_ACCESS_KEY_ID, AWS_SECRET_ACCESS_KEY, AWS_ENDPOINT_URL,
+AWS_REGION. What may pass by itself (no connection, an answer of 5xx, "slow down") is waited for, see
+`hpml.io.patience`; wrong credentials, or a bucket that is not there, are told at once. Imports boto3 only
+when something is remote.
 """
 
 from __future__ import annotations
 
 import json
 import os
-import shutil
+import stat
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from functools import cache
 from pathlib import Path, PurePosixPath
-from types import TracebackType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn, Self, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, TypeVar
 
 from pydantic import StringConstraints
 
 from hpml.artifacts.folder import MANIFEST, read_manifest
-from hpml.core.atomic_files import new_folder_beside, publish, write_text_atomic
+from hpml.core.atomic_files import write_text_atomic
+from hpml.core.background import beside
 from hpml.core.errors import HpmlError, StageFailed, Unavailable, UsageError
 from hpml.io.credentials import without_credentials
 from hpml.io.patience import patiently
@@ -57,6 +59,11 @@ class _Location:
     bucket: str
     key: str
 
+    @property
+    def address(self) -> dict[str, str]:
+        """As the methods of a client take it."""
+        return {"Bucket": self.bucket, "Key": self.key}
+
     def below(self, name: str) -> str:
         """The key of `name` below this place."""
         return f"{self.key}/{name}" if self.key else name
@@ -78,7 +85,7 @@ def is_remote(uri: str) -> bool:
 def _place(uri: str) -> _Location:
     bucket, _, key = uri.removeprefix(_S3).partition("/")
     place = _Location(bucket, key.strip("/"))
-    if not bucket or (place.key and not _is_harmless(place.key)):
+    if not uri.startswith(_S3) or not bucket or (place.key and not _is_harmless(place.key)):
         raise UsageError(f"{uri!r} is not s3://BUCKET/PREFIX")
     return place
 
@@ -95,32 +102,21 @@ def exists(uri: str) -> bool:
     """Whether there is a file at `uri`. Raises Unavailable."""
     if not is_remote(uri):
         return Path(uri).exists()
-    place = _place(uri)
-
-    def look(client: Any) -> bool:
-        found = client.list_objects_v2(Bucket=place.bucket, Prefix=place.key, MaxKeys=1)
-        return any(item["Key"] == place.key for item in found.get("Contents", ()))
-
-    return _in_store(uri, look)
+    return _in_store(uri, lambda client, place: _object_at(client, place) is not None)
 
 
 def read_text(uri: str) -> str:
     """The file at `uri`. Raises StageFailed if it is not there or no text, Unavailable."""
+    most = _MAX_TEXT_BYTES + 1
     if is_remote(uri):
-        place = _place(uri)
-        data = _in_store(
-            uri,
-            lambda client: client.get_object(Bucket=place.bucket, Key=place.key)["Body"].read(
-                _MAX_TEXT_BYTES + 1
-            ),
-        )
+        data = _in_store(uri, lambda client, place: client.get_object(**place.address)["Body"].read(most))
     else:
         try:
             with Path(uri).open("rb") as file:
-                data = file.read(_MAX_TEXT_BYTES + 1)
+                data = file.read(most)
         except FileNotFoundError:
             raise StageFailed(f"there is nothing at {uri}") from None
-    if len(data) > _MAX_TEXT_BYTES:
+    if len(data) == most:
         raise StageFailed(f"{uri} is too large for a text", why=f"over {_MAX_TEXT_BYTES >> 20} MiB")
     try:
         return str(data, "utf-8")
@@ -130,45 +126,47 @@ def read_text(uri: str) -> str:
 
 def write_text(uri: str, text: str) -> None:
     """Put `text` at `uri`, whole or not at all; what was there is replaced. Raises Unavailable."""
-    if not is_remote(uri):
+    if is_remote(uri):
+        _in_store(uri, lambda client, place: client.put_object(**place.address, Body=text.encode()))
+    else:
         Path(uri).parent.mkdir(parents=True, exist_ok=True)
         write_text_atomic(Path(uri), text)
-        return
-    place = _place(uri)
-    _in_store(
-        uri,
-        lambda client: client.put_object(Bucket=place.bucket, Key=place.key, Body=text.encode()),
-    )
 
 
 def list_names(uri: str) -> list[str]:
-    """The files below `uri`, sorted, as paths relative to it; none if there is nothing.
+    """The files below the S3 URI `uri`, sorted, as paths relative to it; none if there is nothing.
 
     Raises StageFailed if one of the names would lead out of a folder, Unavailable.
     """
-    if not is_remote(uri):
-        folder = Path(uri)
-        return sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if file.is_file())
-    place = _place(uri)
-    return _in_store(uri, lambda client: _names(client, place))
+    return _in_store(uri, _names)
+
+
+def _object_at(client: Any, place: _Location) -> Any:
+    """What a listing says of the object at `place`; None if there is none."""
+    found = client.list_objects_v2(Bucket=place.bucket, Prefix=place.key, MaxKeys=1).get("Contents", ())
+    return next((item for item in found if item["Key"] == place.key), None)
+
+
+def _objects(client: Any, place: _Location) -> Iterator[tuple[str, Any, datetime]]:
+    """Of each object below `place` its relative name, what a listing says of it, and the store's time."""
+    prefix = place.below("")
+    for page in client.get_paginator("list_objects_v2").paginate(Bucket=place.bucket, Prefix=prefix):
+        now = parsedate_to_datetime(page["ResponseMetadata"]["HTTPHeaders"]["date"])
+        for item in page.get("Contents", ()):
+            yield item["Key"].removeprefix(prefix), item, now
 
 
 def _names(client: Any, place: _Location) -> list[str]:
-    prefix = place.below("")
-    names = []
-    for page in client.get_paginator("list_objects_v2").paginate(Bucket=place.bucket, Prefix=prefix):
-        for item in page.get("Contents", ()):
-            name = item["Key"].removeprefix(prefix)
-            if name.endswith("/") or not name:  # how consoles show a folder; it holds nothing
-                continue
-            if not _is_harmless(name):
-                raise StageFailed(
-                    f"the store has an object with a hostile name: {item['Key']!r}",
-                    why="it would be written outside of its folder",
-                    fix="delete it, and ask who may write to this bucket",
-                )
-            names.append(name)
-    return sorted(names)
+    names = sorted(name for name, *_ in _objects(client, place))
+    names = [name for name in names if name and not name.endswith("/")]  # as consoles show a folder
+    for name in names:
+        if not _is_harmless(name):
+            raise StageFailed(
+                f"the store has an object with a hostile name: {place.below(name)!r}",
+                why="it would be written outside of its folder",
+                fix="delete it, and ask who may write to this bucket",
+            )
+    return names
 
 
 @dataclass(frozen=True)
@@ -181,37 +179,24 @@ class Stored:
 
 def stored(uri: str) -> dict[str, Stored]:
     """The objects below the S3 URI `uri`, by their paths relative to it. Raises Unavailable."""
-    place = _place(uri)
-    prefix = place.below("")
 
-    def look(client: Any) -> dict[str, Stored]:
-        found = {}
-        for page in client.get_paginator("list_objects_v2").paginate(Bucket=place.bucket, Prefix=prefix):
-            now = parsedate_to_datetime(page["ResponseMetadata"]["HTTPHeaders"]["date"])
-            for item in page.get("Contents", ()):
-                age_s = (now - item["LastModified"]).total_seconds()
-                found[item["Key"].removeprefix(prefix)] = Stored(int(item["Size"]), age_s)
-        return found
+    def look(client: Any, place: _Location) -> dict[str, Stored]:
+        return {
+            name: Stored(int(item["Size"]), (now - item["LastModified"]).total_seconds())
+            for name, item, now in _objects(client, place)
+        }
 
     return _in_store(uri, look)
 
 
 def delete(uri: str) -> None:
-    """Delete the file at `uri` and everything below it; nothing there is no error. Raises Unavailable."""
-    if not is_remote(uri):
-        if Path(uri).is_dir():
-            shutil.rmtree(uri)
-        else:
-            Path(uri).unlink(missing_ok=True)
-        return
-    place = _place(uri)
-    if not place.key:
+    """Delete what is at and below the S3 URI `uri`; nothing there is no error. Raises Unavailable."""
+    if not _place(uri).key:
         raise UsageError(f"will not delete the whole bucket {uri}")
 
-    def empty(client: Any) -> None:
-        for name in _names(client, place):
-            client.delete_object(Bucket=place.bucket, Key=place.below(name))
-        client.delete_object(Bucket=place.bucket, Key=place.key)
+    def empty(client: Any, place: _Location) -> None:
+        for key in (*map(place.below, _names(client, place)), place.key):
+            client.delete_object(Bucket=place.bucket, Key=key)
 
     _in_store(uri, empty)
 
@@ -226,27 +211,16 @@ def fetch(uri: str, folder: Path, *, may_be_empty: bool = False) -> Path:
     """
     if not is_remote(uri):
         return Path(uri)
-    place = _place(uri)
     names = list_names(uri)
     if not names and not may_be_empty:
         raise StageFailed(f"there is nothing at {uri}", fix="run the step that writes it")
     for parent in {str(parent) for name in names for parent in PurePosixPath(name).parents} & set(names):
         raise StageFailed(f"{uri}/{parent} is a file and a folder", why="no disk can hold both")
     folder.mkdir(parents=True, exist_ok=True)
-    missing = dict.fromkeys(names)
-
-    def download(client: Any) -> None:
-        with _transfers(client) as manager:
-            futures = {}
-            for name in missing:
-                file = folder / name
-                file.parent.mkdir(parents=True, exist_ok=True)
-                futures[name] = manager.download(place.bucket, place.below(name), str(file))
-            for name, future in futures.items():
-                future.result()
-                del missing[name]
-
-    _in_store(uri, download)
+    missing = {name: folder / name for name in names}
+    for file in missing.values():
+        file.parent.mkdir(parents=True, exist_ok=True)
+    _in_store(uri, lambda client, place: _download(client, place, missing))
     return folder
 
 
@@ -255,58 +229,42 @@ def etags(uri: str) -> dict[str, str]:
 
     Raises StageFailed if a name is hostile, Unavailable.
     """
-    place = _place(uri)
 
-    def look(client: Any) -> dict[str, str]:
-        found: dict[str, str] = {}
-        for page in client.get_paginator("list_objects_v2").paginate(Bucket=place.bucket, Prefix=place.key):
-            found |= {item["Key"]: str(item["ETag"]) for item in page.get("Contents", ())}
-        if place.key in found:
-            return {"": found[place.key]}
-        return {name: found[place.below(name)] for name in _names(client, place)}
+    def look(client: Any, place: _Location) -> dict[str, str]:
+        if found := _object_at(client, place):
+            return {"": str(found["ETag"])}
+        below = {name: str(item["ETag"]) for name, item, _ in _objects(client, place)}
+        return {name: below[name] for name in _names(client, place)}
 
     return _in_store(uri, look)
 
 
 def fetch_file(uri: str, file: Path) -> None:
     """Download the object at the S3 URI `uri`. Raises StageFailed if it is not there, Unavailable."""
-    place = _place(uri)
-
-    def download(client: Any) -> None:
-        with _transfers(client) as manager:
-            manager.download(place.bucket, place.key, str(file)).result()
-
-    _in_store(uri, download)
+    _in_store(uri, lambda client, place: _download(client, _Location(place.bucket, ""), {place.key: file}))
 
 
 def upload(folder: Path, uri: str) -> None:
-    """Put the artifact in `folder` at `uri`, its manifest last: a reader finds it whole or not at all.
+    """Put the artifact in `folder` at the S3 URI `uri`, its manifest last: it is found whole or not at all.
 
     The same content there already is no error. Raises StageFailed if another artifact is there, Unavailable.
     """
-    digest = read_manifest(folder).digest
-    if _is_there(uri, digest):
+    digest, found = read_manifest(folder).digest, digest_at(uri)
+    if found == digest:
         return
-    if not is_remote(uri):
-        publish(
-            shutil.copytree(folder, new_folder_beside(Path(uri)), symlinks=True, dirs_exist_ok=True),
-            Path(uri),
+    if found:
+        raise StageFailed(
+            f"{uri} holds another artifact",
+            why=f"its digest is {found[:12]}, not {digest[:12]}",
+            fix="name a new place: an artifact is never overwritten",
         )
-        return
-    names = sorted(file.relative_to(folder).as_posix() for file in folder.rglob("*") if not file.is_dir())
-    missing = dict.fromkeys(name for name in names if name != MANIFEST)
-    place = _place(uri)
+    files = sorted(file for file in folder.rglob("*") if not file.is_dir())
+    missing = {file.relative_to(folder).as_posix(): file for file in files}
+    manifest = {MANIFEST: missing.pop(MANIFEST)}
 
-    def put(client: Any) -> None:
-        with _transfers(client) as manager:
-            futures = {
-                name: manager.upload(str(folder / name), place.bucket, place.below(name)) for name in missing
-            }
-            for name, future in futures.items():
-                future.result()
-                del missing[name]
-        with _transfers(client) as manager:
-            manager.upload(str(folder / MANIFEST), place.bucket, place.below(MANIFEST)).result()
+    def put(client: Any, place: _Location) -> None:
+        _upload(client, place, missing)
+        _upload(client, place, manifest)
 
     _in_store(uri, put)
 
@@ -325,18 +283,8 @@ def digest_at(uri: str) -> str:
         raise StageFailed(f"{manifest} is no manifest", fix="delete it, and run its step again") from None
 
 
-def _is_there(uri: str, digest: str) -> bool:
-    found = digest_at(uri)
-    if found not in ("", digest):
-        raise StageFailed(
-            f"{uri} holds another artifact",
-            why=f"its digest is {found[:12]}, not {digest[:12]}",
-            fix="name a new place: an artifact is never overwritten",
-        )
-    return bool(found)
-
-
-class Mirror:
+@contextmanager
+def mirrored(folder: Path, uri: str, *, only: Sequence[str] = ("**/*",)) -> Iterator[None]:
     """While entered, `uri` in S3 is kept equal to `folder`; it starts with what is there already.
 
     Looked at every second, from a thread: a file that has appeared is uploaded, one that is gone is deleted.
@@ -345,31 +293,22 @@ class Mirror:
     work. While the store does not answer, that is said on stderr and tried less often; nothing fails of it.
     Entering raises Unavailable.
     """
+    fetch(uri, folder, may_be_empty=True)
+    with beside(_Mirror(folder, uri, only).keep_equal, "mirror"):
+        yield
 
-    def __init__(self, folder: Path, uri: str, *, only: Sequence[str] = ("**/*",)) -> None:
+
+class _Mirror:
+    def __init__(self, folder: Path, uri: str, only: Sequence[str]) -> None:
         self._folder, self._uri, self._only = folder, uri, only
-        self._place = _place(uri)
-        self._there: dict[str, tuple[int, int]] = {}
-        self._stop = threading.Event()
-        self._thread = threading.Thread(target=self._keep_equal, name="mirror", daemon=True)
-
-    def __enter__(self) -> Self:
-        fetch(self._uri, self._folder, may_be_empty=True)
+        self._place, self._client = _place(uri), _client()
         self._there = self._whole_files()
-        self._client = _client()
-        self._thread.start()
-        return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _keep_equal(self) -> None:
+    def keep_equal(self, stop: threading.Event) -> None:
+        """Make the store equal to the folder, again and again, and once more after `stop`."""
         pause_s, behind = _MIRROR_EVERY_S, False
         while True:
-            stopping = self._stop.wait(pause_s)
+            stopping = stop.wait(pause_s)
             try:
                 with _explained(self._uri):
                     self._equalise()
@@ -391,13 +330,9 @@ class Mirror:
         for name, identity in here.items():
             if self._there.get(name) == identity:
                 continue
-            with _transfers(self._client) as manager:
-                sent = manager.upload(str(self._folder / name), self._place.bucket, self._place.below(name))
-                try:
-                    sent.result()
-                except FileNotFoundError:  # dropped for a newer one since we looked
-                    continue
-            self._there[name] = identity
+            with suppress(FileNotFoundError):  # dropped for a newer one since we looked
+                _upload(self._client, self._place, {name: self._folder / name})
+                self._there[name] = identity
         for name in self._there.keys() - here.keys():
             self._client.delete_object(Bucket=self._place.bucket, Key=self._place.below(name))
             del self._there[name]
@@ -407,25 +342,23 @@ class Mirror:
         found = {}
         for file in sorted(file for pattern in self._only for file in self._folder.glob(pattern)):
             name = file.relative_to(self._folder)
-            if any(part.startswith(".") for part in name.parts) or file.is_symlink() or not file.is_file():
-                continue
-            try:
-                status = file.stat()
-            except FileNotFoundError:
-                continue
-            found[name.as_posix()] = (status.st_mtime_ns, status.st_size)
+            with suppress(FileNotFoundError):
+                status = file.lstat()
+                if stat.S_ISREG(status.st_mode) and not any(part.startswith(".") for part in name.parts):
+                    found[name.as_posix()] = (status.st_mtime_ns, status.st_size)
         return found
 
 
 # ---------------------------------------------------------------------------------------------------- boto3
 
 
-def _in_store(uri: str, work: Callable[[Any], T]) -> T:
-    """What `work` returns, called with a client; outages are waited for, so it may be called again."""
+def _in_store(uri: str, work: Callable[[Any, _Location], T]) -> T:
+    """What `work` returns of a client and the place of `uri`; called again after an outage."""
+    place = _place(uri)
 
     def attempt() -> T:
         with _explained(uri):
-            return work(_client())
+            return work(_client(), place)
 
     return patiently(attempt, outage=_Outage)
 
@@ -451,6 +384,26 @@ def _client_in(environment: tuple[tuple[str, str], ...]) -> Any:
     names = dict(environment)
     region = names.get("AWS_REGION") or names.get("AWS_DEFAULT_REGION") or "us-east-1"
     return Session().client("s3", region_name=region, config=config)
+
+
+def _download(client: Any, place: _Location, files: dict[str, Path]) -> None:
+    """Bring the objects of these names below `place` here; what has arrived is taken out of `files`."""
+    with _transfers(client) as manager:
+        begun = {name: manager.download(place.bucket, place.below(name), str(files[name])) for name in files}
+        _finish(begun, files)
+
+
+def _upload(client: Any, place: _Location, files: dict[str, Path]) -> None:
+    """Put `files` below `place` by their names; what is there is taken out of them."""
+    with _transfers(client) as manager:
+        begun = {name: manager.upload(str(files[name]), place.bucket, place.below(name)) for name in files}
+        _finish(begun, files)
+
+
+def _finish(transfers: dict[str, Any], files: dict[str, Path]) -> None:
+    for name, transfer in transfers.items():
+        transfer.result()
+        del files[name]
 
 
 def _transfers(client: Any) -> Any:
@@ -513,27 +466,23 @@ def _explain_answer(error: ClientError, uri: str) -> NoReturn:
     """Only the code of an answer is quoted: its message may hold what was sent."""
     code = str(error.response.get("Error", {}).get("Code", ""))[:80]
     status = int(error.response.get("ResponseMetadata", {}).get("HTTPStatusCode", 0))
+    kind: type[HpmlError] = Unavailable
+    what, why, fix = f"the store refuses {uri}", f"it answers {status} {code}", ""
     if status >= 500 or status == 429 or code in _SLOW_DOWN:
-        raise _Outage(
-            f"the store does not serve {uri}",
-            why=f"it answers {status} {code}".removesuffix(f" {status}"),
-            fix="see what the store says of itself, then run again: what is finished is kept",
-        ) from None
-    if code == "NoSuchBucket":
-        raise Unavailable(
-            f"there is no bucket {_place(uri).bucket!r}",
-            fix="create it, or correct the URI or AWS_ENDPOINT_URL",
-        ) from None
-    if status == 404:
-        raise StageFailed(f"there is nothing at {uri}", fix="run the step that writes it") from None
-    if status in (401, 403):
-        raise Unavailable(
-            f"the store refuses access to {uri}",
-            why=code,
-            fix="check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (in a cluster: the store's Secret),"
-            " and what they may do",
-        ) from None
-    raise Unavailable(f"the store refuses {uri}", why=f"it answers {status} {code}") from None
+        kind, what, why = _Outage, f"the store does not serve {uri}", why.removesuffix(f" {status}")
+        fix = "see what the store says of itself, then run again: what is finished is kept"
+    elif code == "NoSuchBucket":
+        what, why = f"there is no bucket {_place(uri).bucket!r}", ""
+        fix = "create it, or correct the URI or AWS_ENDPOINT_URL"
+    elif status == 404:
+        kind, what, why, fix = StageFailed, f"there is nothing at {uri}", "", "run the step that writes it"
+    elif status in (401, 403):
+        what, why = f"the store refuses access to {uri}", code
+        fix = (
+            "check AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY (in a cluster: the store's Secret),"
+            " and what they may do"
+        )
+    raise kind(what, why=why, fix=fix) from None
 
 
 def _brief(error: Exception) -> str:

@@ -6,7 +6,7 @@ noted in a second file, so an outage delays events and loses none. Sending is re
 acknowledged, and repeating changes nothing: MLflow runs are found again by their tags, parameters and tags
 are keyed, and a metric is the same point when its name, value, step and time are. So each arrives once.
 
-    python -m hpml.io.tracking OUTBOX TRACKING_URI [EARLIER_OUTBOX ...]
+    python -m hpml.io.tracking OUTBOX [EARLIER_OUTBOX ...]
 
 Where steps run in pods, each reports itself, from an outbox of its own; see `hpml.steps.step_tracking`.
 """
@@ -35,7 +35,7 @@ from typing import IO, TYPE_CHECKING, Any, Literal
 
 from hpml.core.atomic_files import write_text_atomic
 from hpml.core.contract import canonical_json
-from hpml.core.errors import HpmlError, StageFailed, Unavailable, UsageError, explained
+from hpml.core.errors import HpmlError, StageFailed, Unavailable, causes, explained
 from hpml.core.process import die_with_parent
 from hpml.io.credentials import without_credentials as without_credentials
 
@@ -100,66 +100,52 @@ class StoreDamaged(Unavailable):
 class Outbox:
     """The events of one run, appended to a file. One process writes it; writing never waits for a server.
 
+    run_id, name: of the run, which others may report too, and of its recipe (the experiment in MLflow).
     Times are counted by the monotonic clock from the wall clock's time now: nothing ends before it began.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, run_id: str, name: str) -> None:
         self.path = path
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         with path.open("r+b") as file:  # a line that a crash cut short is no event
             content = file.read()
             file.truncate(content.rfind(b"\n") + 1)
-        self._run: dict[str, str] = {}
+        self._run = {"run": run_id, "name": name}
         self._unwritten = b""  # while the disk is full
         self._epoch_s = time.time() - time.monotonic()
 
-    def run_started(
-        self, run_id: str, name: str, params: Mapping[str, Any], tags: Mapping[str, str] | None = None
-    ) -> None:
-        """A run of the recipe `name` (its experiment in MLflow) began, or was resumed."""
-        self._run = {"run": run_id, "name": name}
-        self._write("started", "", params=flatten(params), tags=_safe(tags))
+    def run_started(self, params: Mapping[str, Any], tags: Mapping[str, str]) -> None:
+        """The run began, or was resumed."""
+        self._write("started", "", params=flatten(params), tags=flatten(tags))
 
-    def run_joined(self, run_id: str, name: str) -> None:
-        """What follows is of a run that others report too: only of steps, unless `run_ended` is called."""
-        self._run = {"run": run_id, "name": name}
-
-    def step_started(
-        self, step: str, params: Mapping[str, Any], tags: Mapping[str, str] | None = None
-    ) -> None:
+    def step_started(self, step: str, params: Mapping[str, Any]) -> None:
         """The step `step` began; `params` is its config."""
-        self._write("started", step, params=flatten(params), tags=_safe(tags))
+        self._write("started", step, params=flatten(params))
 
     def metric(self, step: str, name: str, value: float, index: int, time_s: float) -> None:
         """One point of a curve: the value of `name` at `index`, measured at `time_s` since the epoch."""
         self._write("metrics", step, metrics={name: float(value)}, index=index, time_s=time_s)
 
     def step_ended(
-        self,
-        step: str,
-        status: Status,
-        metrics: Mapping[str, float],
-        seconds: float,
-        tags: Mapping[str, str] | None = None,
+        self, step: str, status: Status, metrics: Mapping[str, float], seconds: float, tags: Mapping[str, str]
     ) -> None:
         """The step `step` ended after `seconds` with its final `metrics`."""
         figures = {**metrics, "seconds": float(seconds)}
-        self._write("ended", step, status=status, metrics=figures, tags=_safe(tags))
+        self._write("ended", step, status=status, metrics=figures, tags=flatten(tags))
 
-    def run_ended(self, status: Status | None, tags: Mapping[str, str] | None = None) -> None:
+    def run_ended(self, status: Status | None) -> None:
         """The run ended; a sender stops once it has sent this.
 
         status: None for what its steps say when this is sent: FAILED if one of them failed, else FINISHED.
         """
-        self._write("ended", "", status=status, tags=_safe(tags))
+        self._write("ended", "", status=status)
 
     def closed(self) -> None:
         """There will be no more events, although the run goes on; a sender stops once it has sent this."""
         self._write("closed", "")
 
     def _write(self, event: str, step: str, **fields: Any) -> None:
-        assert self._run, "run_started or run_joined comes first"
         now_s = self._epoch_s + time.monotonic()
         line = json.dumps({"event": event, **self._run, "step": step, "time_s": now_s, **fields})
         self._unwritten += line.encode() + b"\n"
@@ -177,34 +163,21 @@ class Outbox:
                 file.truncate(end)  # no half line; the next event brings it
 
 
-def _safe(tags: Mapping[str, str] | None) -> dict[str, str]:
-    return flatten(tags or {})
+def _events_in(outbox: Path) -> bytes:
+    """The events as the outbox has them, a line each. One that is still being written is left out."""
+    content = outbox.read_bytes()
+    return content[: content.rfind(b"\n") + 1]
 
 
-def _read_events(outbox: Path, offset: int) -> tuple[list[dict[str, Any]], list[int]]:
-    """The events after byte `offset`, and the offset behind each. A line still being written is not read."""
-    with outbox.open("rb") as file:
-        file.seek(offset)
-        lines = file.read().split(b"\n")[:-1]
-    ends, position = [], offset
-    for line in lines:
-        position += len(line) + 1
-        ends.append(position)
-    return [json.loads(line) for line in lines], ends
+def _say_that_run_ended(events: bytes) -> bool:
+    """Whether the last of `events` is the run's end, or says that there will be no more of it."""
+    last = json.loads(events.splitlines()[-1]) if events else {"event": ""}
+    return last["event"] in ("ended", "closed") and not last["step"]
 
 
-def _has_ended(outbox: Path, offset: int) -> bool:
-    """Whether the last event before byte `offset` is the run's end, or says that there will be no more."""
-    *_, last = [b"{}", *outbox.read_bytes()[:offset].split(b"\n")[:-1]]
-    event = json.loads(last)
-    return event.get("event") in ("ended", "closed") and not event["step"]
-
-
-def unsent_lines(outbox: Path, tracking_uri: str) -> list[str]:
-    """The events, as the outbox has them, that the store at `tracking_uri` has not acknowledged."""
-    with outbox.open("rb") as file:
-        file.seek(_read_position(outbox, store_identity(tracking_uri)))
-        return [line.decode() for line in file.read().split(b"\n")[:-1]]
+def unsent(outbox: Path, tracking_uri: str) -> str:
+    """The events, a line each, that the store at `tracking_uri` has not acknowledged. Imports no mlflow."""
+    return _events_in(outbox)[_read_position(outbox, store_identity(tracking_uri)) :].decode()
 
 
 def are_events(text: str) -> bool:
@@ -226,26 +199,18 @@ def _is_event(line: str) -> bool:
         return False
 
 
-def _position_file(outbox: Path) -> Path:
-    return outbox.with_name(f"{outbox.name}.sent")
-
-
 def _read_position(outbox: Path, store: str) -> int:
     """How many bytes of the outbox `store` has acknowledged; none if it is another store, or not known."""
     try:
-        fields = json.loads(_position_file(outbox).read_text())
+        fields = json.loads(outbox.with_name(f"{outbox.name}.sent").read_text())
         return int(fields["offset"]) if fields["store"] == store else 0
-    except (
-        FileNotFoundError,
-        ValueError,
-        KeyError,
-        TypeError,
-    ):  # sent again, it counts once
+    except (FileNotFoundError, ValueError, KeyError, TypeError):  # sent again, it counts once
         return 0
 
 
 def _write_position(outbox: Path, store: str, offset: int) -> None:
-    write_text_atomic(_position_file(outbox), json.dumps({"store": store, "offset": offset}))
+    position = {"store": store, "offset": offset}
+    write_text_atomic(outbox.with_name(f"{outbox.name}.sent"), json.dumps(position))
 
 
 # ----------------------------------------------------------------------------------------------------- store
@@ -306,28 +271,22 @@ def ensure_store(uri: str) -> None:
         return
     with store_lock(uri), reaching(uri):
         if path.exists():
-            _check_is_database(path)
-            client(uri).search_experiments(max_results=1)
-            _identify(path)
-        elif not store_identity(uri):
-            new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
-            try:
-                client(_SQLITE + str(new.absolute())).search_experiments(max_results=1)
-                _identify(new)
-                new.rename(path)
-            finally:
-                new.unlink(missing_ok=True)
+            _give_identity(path)
+            return
+        new = path.with_name(f".{path.name}.{uuid.uuid4().hex}")
+        try:
+            _give_identity(new)
+            new.rename(path)
+        finally:
+            new.unlink(missing_ok=True)
 
 
-def _check_is_database(path: Path) -> None:
-    """Raise sqlite3.Error at once for what MLflow would retry to open for minutes."""
-    with contextlib.closing(sqlite3.connect(path)) as database:
-        database.execute("SELECT count(*) FROM sqlite_master")
-
-
-def _identify(path: Path) -> None:
-    """Give the SQLite store in `path` an identity, unless it has one."""
+def _give_identity(path: Path) -> None:
+    """Have MLflow make its tables in the SQLite file, where they lack, and note an identity beside them."""
     with contextlib.closing(sqlite3.connect(path, timeout=20)) as database, database:
+        # Raises sqlite3.Error at once for what MLflow would retry to open for minutes.
+        database.execute("SELECT count(*) FROM sqlite_master")
+        client(_SQLITE + str(path.absolute())).search_experiments(max_results=1)
         database.execute("CREATE TABLE IF NOT EXISTS hpml_store (only INTEGER PRIMARY KEY, id TEXT NOT NULL)")
         database.execute("INSERT OR IGNORE INTO hpml_store VALUES (1, ?)", (str(uuid.uuid4()),))
 
@@ -365,12 +324,8 @@ def reaching(uri: str) -> Iterator[None]:
 
 def _root_cause(error: BaseException) -> BaseException:
     """The failure of the socket or the database behind `error`; `error` itself if there is none."""
-    found, step = error, error.__cause__ or error.__context__
-    while step is not None:
-        if isinstance(step, OSError | sqlite3.Error):
-            found = step
-        step = step.__cause__ or step.__context__
-    return found
+    behind = [cause for cause in causes(error) if isinstance(cause, OSError | sqlite3.Error)]
+    return behind[-1] if behind else error
 
 
 def client(uri: str, *, timeout_s: int = 5, retries: int = 0) -> MlflowClient:
@@ -442,33 +397,31 @@ def drain(outbox: Path, tracking_uri: str, *, seconds: float = 30.0) -> Drained:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
-            return Drained(len(_read_events(outbox, 0)[0]), problem="another process is sending them")
+            return Drained(_events_in(outbox).count(b"\n"), problem="another process is sending them")
         return _drain(outbox, tracking_uri, deadline_s)
 
 
 def _drain(outbox: Path, uri: str, deadline_s: float) -> Drained:
-    store = store_identity(uri)
-    position = _read_position(outbox, store)
-    events, ends = _read_events(outbox, position)
-    if not events:
-        return Drained(0, _has_ended(outbox, position))
-    sent = 0
+    events = _events_in(outbox)  # more may come meanwhile
+    position = _read_position(outbox, store_identity(uri))
+    remaining = events[position:].splitlines(keepends=True)
     refused: list[str] = []
     try:
-        ensure_store(uri)
-        store = store_identity(uri)
-        with reaching(uri):
-            sink = _Sink(uri)
-            while sent < len(events):
-                if sent and time.monotonic() > deadline_s:
-                    return Drained(len(events) - sent, False, tuple(refused), "there was not enough time")
-                refused += sink.send(events[sent : sent + _EVENTS_AT_ONCE])
-                sent = min(sent + _EVENTS_AT_ONCE, len(events))
-                _write_position(outbox, store, ends[sent - 1])
+        if remaining:
+            ensure_store(uri)
+            with reaching(uri):
+                sink, store = _Sink(uri), store_identity(uri)
+                while remaining:
+                    batch = remaining[:_EVENTS_AT_ONCE]
+                    refused += sink.send([json.loads(line) for line in batch])
+                    del remaining[: len(batch)]
+                    position += sum(map(len, batch))
+                    _write_position(outbox, store, position)
+                    if remaining and time.monotonic() > deadline_s:
+                        raise Unavailable("there was not enough time")
     except HpmlError as error:
-        lasts = isinstance(error, StoreDamaged)
-        return Drained(len(events) - sent, False, tuple(refused), str(error), lasts)
-    return Drained(0, _has_ended(outbox, ends[-1]), tuple(refused))  # more may have come meanwhile
+        return Drained(len(remaining), False, tuple(refused), str(error), isinstance(error, StoreDamaged))
+    return Drained(0, _say_that_run_ended(events), tuple(refused))
 
 
 @dataclass
@@ -529,18 +482,17 @@ class _Sink:
         from mlflow.exceptions import MlflowException
 
         mlflow_run = self._mlflow_run(update)
-        parts: list[dict[str, Any]] = [
-            {"params": [Param(_key(k), _cut(v, _MAX_PARAM)) for k, v in update.params.items()]},
-            {"tags": [RunTag(_key(k), _cut(v, _MAX_TAG)) for k, v in update.tags.items()]},
-            {"metrics": [Metric(_key(name), value, ms, index) for name, value, ms, index in update.points]},
-        ]
+        parts: dict[str, Any] = {
+            "params": [Param(_key(k), _cut(v, _MAX_PARAM)) for k, v in update.params.items()],
+            "tags": [RunTag(_key(k), _cut(v, _MAX_TAG)) for k, v in update.tags.items()],
+            "metrics": [Metric(_key(name), value, ms, index) for name, value, ms, index in update.points],
+        }
         refusals = []
-        for part in parts:
-            [entries] = part.values()
+        for part, entries in parts.items():
             if not entries:
                 continue
             try:
-                self._client.log_batch(mlflow_run, **part)
+                self._client.log_batch(mlflow_run, **{part: entries})
             except MlflowException as error:
                 if error.error_code != "INVALID_PARAMETER_VALUE":
                     raise
@@ -620,13 +572,7 @@ class _Sink:
 
 # ---------------------------------------------------------------------------------------------------- sender
 
-FROM_ENVIRONMENT = "-"
 _PARENT = "HPML_TRACKED_PROCESS"
-
-
-def unsent(outbox: Path, tracking_uri: str) -> bool:
-    """Whether the store at `tracking_uri` has not acknowledged all of `outbox`. Does not import mlflow."""
-    return _read_position(outbox, store_identity(tracking_uri)) < outbox.stat().st_size
 
 
 def can_send() -> bool:
@@ -638,10 +584,8 @@ def start_sender(
     outbox: Path, tracking_uri: str, earlier: Sequence[Path], *, log: IO[bytes] | None = None
 ) -> subprocess.Popen[bytes]:
     """`main` in a process of its own, which ends with this one; what it says goes to `log`, or to stderr."""
-    command = [sys.executable, "-P", "-m", "hpml.io.tracking", str(outbox), FROM_ENVIRONMENT]
-    command += [str(path) for path in earlier]
     return subprocess.Popen(
-        command,
+        [sys.executable, "-P", "-m", "hpml.io.tracking", *map(str, (outbox, *earlier))],
         env=os.environ | {"MLFLOW_TRACKING_URI": tracking_uri, _PARENT: str(os.getpid())},
         stdin=subprocess.DEVNULL,
         stdout=log or 2,
@@ -651,24 +595,21 @@ def start_sender(
 
 
 def main(arguments: Sequence[str]) -> None:
-    """Send what is appended to the outbox named first, to the tracking URI named second, until its run ended.
+    """Send what is appended to the outbox named first, to MLFLOW_TRACKING_URI, until its run ended.
 
-    A tracking URI of "-" is that in MLFLOW_TRACKING_URI, so that no password is among the arguments. The
-    outboxes of earlier runs, named after that, are sent first, as far as something in them is unsent.
+    The outboxes of earlier runs, named after it, are sent first, as far as something in them is unsent.
     SIGTERM ends it after a last attempt of about ten seconds. While the store does not answer, attempts get
     rarer: every second at first, every 30 s at last. What MLflow refuses, and what was not sent, goes to
     stderr. Raises SystemExit with status 6 if events remain for a later drain.
     """
-    if len(arguments) < 2:
-        raise UsageError("python -m hpml.io.tracking OUTBOX TRACKING_URI [EARLIER_OUTBOX ...]")
-    outbox, uri, *earlier = arguments
-    uri = os.environ.get("MLFLOW_TRACKING_URI", "") if uri == FROM_ENVIRONMENT else uri
+    outbox, *earlier = map(Path, arguments)
+    uri = os.environ["MLFLOW_TRACKING_URI"]
     stop = threading.Event()
     signal.signal(signal.SIGTERM, lambda *_: stop.set())
-    for path in map(Path, earlier):
+    for path in earlier:
         if unsent(path, uri) and not stop.is_set():
             _report(drain(path, uri))
-    drained = _keep_sending(Path(outbox), uri, stop)
+    drained = _keep_sending(outbox, uri, stop)
     if drained.remaining:
         print(f"{drained.remaining} tracking events not sent: {drained.problem}", file=sys.stderr)
         raise SystemExit(int(Unavailable.exit_code))

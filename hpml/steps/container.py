@@ -19,11 +19,11 @@ from pathlib import Path
 
 from hpml.artifacts.folder import MANIFEST, Manifest, read_manifest
 from hpml.core import hardware
-from hpml.core.contract import Events, canonical_json, signature, validate
+from hpml.core.contract import Events, canonical_json, each_input, of_inputs, signature, validate
 from hpml.core.errors import HpmlError, StageFailed, Unavailable, UsageError, explained
 from hpml.io import storage
 from hpml.io.patience import patiently
-from hpml.io.relay import Listener, Relay, print_event
+from hpml.io.relay import Listener, print_event, relayed
 from hpml.steps.job import Job, load_run, perform, rejection, scratch_of
 from hpml.steps.step_tracking import Reported, StepTracking
 from hpml.training.distributed import is_launched, rank, workers_on_this_machine
@@ -49,7 +49,7 @@ def reporting(job: Job, reported: Reported | None) -> Iterator[Job]:
         to_file = job.events not in ("", STDOUT)
         file = Path(job.events) if to_file else Path(folder, "events.jsonl")
         if listeners:
-            stack.enter_context(Relay(file, listeners))
+            stack.enter_context(relayed(file, listeners))
         yield replace(job, events=str(file) if listeners or to_file else "")
 
 
@@ -101,9 +101,9 @@ def run(job: Job) -> Manifest:
             scratch=job.scratch if leads and not storage.is_remote(job.scratch) else str(folder / "scratch"),
             threads=max(1, (job.threads or hardware.usable_cpus()) // workers_on_this_machine()),
             # What was downloaded is verified here, whoever verified it elsewhere.
-            verified=() if any(storage.is_remote(uri) for _, uri in _inputs(job)) else job.verified,
+            verified=() if any(map(storage.is_remote, each_input(job.inputs).values())) else job.verified,
         )
-        with storage.Mirror(scratch_of(here), job.scratch, only=_CHECKPOINTS) if keeps else nullcontext():
+        with storage.mirrored(scratch_of(here), job.scratch, only=_CHECKPOINTS) if keeps else nullcontext():
             try:
                 # A worker cannot try again alone: its launcher starts all of them again.
                 manifest = (
@@ -170,15 +170,7 @@ def _holds_something(place: Path) -> bool:
 
 def _parents(job: Job) -> dict[str, str]:
     """The content digest of each input, by its name or name/key, without fetching more than manifests."""
-    return {name: _digest_at(uri) for name, uri in _inputs(job)}
-
-
-def _inputs(job: Job) -> Iterator[tuple[str, str]]:
-    for name, given in job.inputs.items():
-        if isinstance(given, str):
-            yield name, given
-        else:
-            yield from ((f"{name}/{key}", uri) for key, uri in given.items())
+    return {name: _digest_at(uri) for name, uri in each_input(job.inputs).items()}
 
 
 def _digest_at(uri: str) -> str:
@@ -195,11 +187,8 @@ def _digest_at(uri: str) -> str:
 
 def _fetched(job: Job, folder: Path) -> dict[str, str | Mapping[str, str]]:
     """The inputs of `job` as paths of this machine."""
-    places = {name: _fetch(uri, folder / str(number)) for number, (name, uri) in enumerate(_inputs(job))}
-    return {
-        name: places[name] if isinstance(given, str) else {key: places[f"{name}/{key}"] for key in given}
-        for name, given in job.inputs.items()
-    }
+    inputs = enumerate(each_input(job.inputs).items())
+    return of_inputs(job.inputs, {name: _fetch(uri, folder / str(number)) for number, (name, uri) in inputs})
 
 
 def _fetch(uri: str, folder: Path) -> str:

@@ -18,7 +18,7 @@ from typing import Any, NoReturn
 from hpml.artifacts.folder import Artifact, Lineage, Manifest, open_artifact, seal_artifact
 from hpml.core import hardware, memory
 from hpml.core.atomic_files import new_folder_beside, publish
-from hpml.core.contract import Events, Output, Result, signature, validate
+from hpml.core.contract import Events, Output, Result, each_input, of_inputs, signature, validate
 from hpml.core.errors import ConfigInvalid, GateFailed, Terminated, disk_full_explained, explained
 from hpml.core.process import peak_rss_bytes
 
@@ -85,19 +85,11 @@ def perform(job: Job) -> Manifest:
     if unsupported_reason:
         raise ConfigInvalid(f"{shape.stage} cannot run on this machine", why=unsupported_reason)
 
-    artifacts: dict[str, Any] = {}
-    parents: dict[str, str] = {}
-    for name, given in job.inputs.items():
-        kind = shape.input_kinds[name]
-        if isinstance(given, str):
-            artifacts[name] = _open_input(job, name, given, kind)
-            parents[name] = artifacts[name].digest
-        else:
-            artifacts[name] = {
-                key: _open_input(job, f"{name}/{key}", path, kind) for key, path in given.items()
-            }
-            parents |= {f"{name}/{key}": artifact.digest for key, artifact in artifacts[name].items()}
-
+    opened = {
+        name: _open_input(job, name, path, shape.input_kinds[name.partition("/")[0]])
+        for name, path in each_input(job.inputs).items()
+    }
+    artifacts = of_inputs(job.inputs, opened)
     place = Path(job.out)
     scratch = scratch_of(job)
     scratch.mkdir(parents=True, exist_ok=True)
@@ -108,25 +100,17 @@ def perform(job: Job) -> Manifest:
             events = Events(Path(job.events) if job.events else None)
             out = Output(folder, scratch, threads, events, job.left_out)
             result: Result[Any] = run(config, **artifacts, out=out)
-            metrics = {name: float(value) for name, value in result.metrics.items()}
             lineage = Lineage(
                 stage=shape.stage,
                 code_digest=job.code_digest,
                 config=config.model_dump(mode="json"),
-                parents=parents,
+                parents={name: artifact.digest for name, artifact in opened.items()},
                 libraries=dict(job.libraries),
                 started_at_s=started_at_s,
                 seconds=time.monotonic() - begun_s,
                 peak_rss_bytes=_peak_rss_bytes(),
             )
-            manifest = seal_artifact(
-                folder,
-                spec=result.spec,
-                metrics=metrics,
-                lineage=lineage,
-                rejected=result.rejected,
-                incomplete=result.incomplete,
-            )
+            manifest = seal_artifact(folder, lineage=lineage, **vars(result))
             publish(folder, place)
     finally:
         shutil.rmtree(folder, ignore_errors=True)

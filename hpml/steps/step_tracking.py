@@ -15,7 +15,8 @@ import subprocess
 import sys
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -23,7 +24,7 @@ from typing import Any, Self
 
 from hpml.core.errors import ExitCode, HpmlError, StageFailed
 from hpml.io import storage
-from hpml.io.tracking import Outbox, Status, are_events, can_send, start_sender, unsent_lines
+from hpml.io.tracking import Outbox, Status, are_events, can_send, start_sender, unsent
 
 _FOLDER = "tracking"
 _LEFT_OVER_AT_ONCE = 100  # outboxes of others that one step sends
@@ -76,8 +77,7 @@ class StepTracking:
 
     def __enter__(self) -> Self:
         self._started_at = time.monotonic()
-        self._outbox = Outbox(self._folder / "outbox.jsonl")
-        self._outbox.run_joined(self._what.run, self._what.recipe)
+        self._outbox = Outbox(self._folder / "outbox.jsonl", self._what.run, self._what.recipe)
         self._outbox.step_started(self._what.step, self._config if isinstance(self._config, Mapping) else {})
         self._take_left_over()
         if can_send():
@@ -113,26 +113,25 @@ class StepTracking:
         kept = self._keep_unsent() if self._interrupted else ""  # there may be no time for anything else
         self._end_sender()
         for uri, file in self._left_over.items():
-            if not unsent_lines(file, self._what.tracking_uri):
-                self._forget(uri)
-        unsent = len(unsent_lines(self._outbox.path, self._what.tracking_uri))
-        if not unsent:
+            if not unsent(file, self._what.tracking_uri):
+                with _store_told():
+                    storage.delete(uri)
+        remaining = unsent(self._outbox.path, self._what.tracking_uri).count("\n")
+        if not remaining:
             if kept:
-                self._forget(kept)
+                with _store_told():
+                    storage.delete(kept)
             return
         kept = kept or self._keep_unsent()
         fate = f"they are kept at {kept} and sent by the next step" if kept else "they are lost"
         why = "MLflow did not take" if self._sender else "without mlflow here, nothing sends"
-        print(f"tracking: {why} {unsent} events; {fate}", file=sys.stderr, flush=True)
+        print(f"tracking: {why} {remaining} events; {fate}", file=sys.stderr, flush=True)
 
     def _end_sender(self) -> None:
         """It ends by itself when all is sent; until then, it has a bounded time."""
         if not self._sender:
             return
-        for end, seconds in (
-            (self._sender.terminate, _WAIT_S),
-            (self._sender.kill, _LAST_ATTEMPT_S),
-        ):
+        for end, seconds in ((self._sender.terminate, _WAIT_S), (self._sender.kill, _LAST_ATTEMPT_S)):
             try:
                 self._sender.wait(seconds)
             except subprocess.TimeoutExpired:
@@ -146,37 +145,32 @@ class StepTracking:
         if not self._what.store:
             return
         place = f"{self._what.store}/{_FOLDER}"
-        try:
+        with _store_told():
             for number, name in enumerate(storage.list_names(place)[:_LEFT_OVER_AT_ONCE]):
                 uri = f"{place}/{name}"
                 text = _events_at(uri)
                 if text:
                     self._left_over[uri] = self._folder / f"left-over-{number}.jsonl"
                     self._left_over[uri].write_text(text)
-        except HpmlError as error:
-            self._say_not_reached(error)
 
     def _keep_unsent(self) -> str:
         """The URI where the events that MLflow has not taken are kept; "" if they cannot be."""
         if not self._what.store:
             return ""
-        lines = unsent_lines(self._outbox.path, self._what.tracking_uri)
         name = f"{self._what.step}.{uuid.uuid4().hex[:12]}.jsonl"
         uri = f"{self._what.store}/{_FOLDER}/{self._what.run}/{name}"
-        try:
-            storage.write_text(uri, "".join(f"{line}\n" for line in lines))
-        except HpmlError as error:
-            self._say_not_reached(error)
-            return ""
-        return uri
+        with _store_told():
+            storage.write_text(uri, unsent(self._outbox.path, self._what.tracking_uri))
+            return uri
+        return ""
 
-    def _forget(self, uri: str) -> None:
-        try:
-            storage.delete(uri)
-        except HpmlError as error:
-            self._say_not_reached(error)
 
-    def _say_not_reached(self, error: HpmlError) -> None:
+@contextmanager
+def _store_told() -> Iterator[None]:
+    """Say on stderr that the store is not reached, if it is not."""
+    try:
+        yield
+    except HpmlError as error:
         print(f"tracking: events kept in the store are not reached: {error}", file=sys.stderr, flush=True)
 
 

@@ -329,15 +329,13 @@ def _machine(home: Path) -> Iterator[None]:
 
     Raises Unavailable if one of them is at work.
     """
-    lock = Store(home).try_machine(alone=True)
-    if lock is None:
+    held = Store(home).try_begin("bench", alone=True)
+    if held is None:
         raise Unavailable(
             f"a run in {home} is using this machine", fix="wait until it has ended: hpml status --all"
         )
-    try:
+    with held:
         yield
-    finally:
-        lock.release()
 
 
 @contextmanager

@@ -15,6 +15,7 @@ from hpml.pipelines.commands.options import (
     AllowNoise,
     Format,
     Home,
+    MarkdownFormat,
     RemoteHost,
     Run,
     RunArgument,
@@ -105,9 +106,7 @@ def _step(record: RunRecord, step: str) -> StepRecord:
 def report(
     run: RunArgument = "latest",
     home: Home = HOME,
-    output: Annotated[
-        Literal["table", "json", "markdown"], typer.Option("--output", "-o", help="What stdout gets.")
-    ] = "table",
+    output: MarkdownFormat = "table",
     host: RemoteHost = "",
 ) -> None:
     """Print the variants of a run, which was chosen and why, and where the report and the bundle are."""

@@ -19,10 +19,7 @@ from hpml.pipelines.commands.options import (
     Set,
     app,
 )
-from hpml.pipelines.commands.run import (
-    raise_failure,
-    warn_incomplete,
-)
+from hpml.pipelines.commands.run import raise_failure, warn_incomplete
 
 if TYPE_CHECKING:
     from hpml.pipelines.engine.run_record import RunRecord
@@ -69,9 +66,7 @@ def submit(
     from hpml.pipelines.terminal import console
 
     loaded = recipes.load(recipe, tuple(overrides or ()))
-    target = kubeflow_runs.find_target(
-        host, in_cluster=in_cluster, experiment=experiment, namespace=namespace
-    )
+    target = kubeflow_runs.Target(host, in_cluster, experiment, namespace)
     with console.watcher() as watcher:
         applicability.warn(loaded, watcher)
         record = kubeflow_runs.submit(home, loaded, target, watcher)
@@ -113,8 +108,6 @@ def schedule(
     from hpml.pipelines.terminal import console
 
     loaded = recipes.load(recipe, tuple(overrides or ()))
-    target = kubeflow_runs.find_target(
-        host, in_cluster=in_cluster, experiment=experiment, namespace=namespace
-    )
+    target = kubeflow_runs.Target(host, in_cluster, experiment, namespace)
     with console.watcher() as watcher:
         print(kubeflow_runs.schedule(loaded, target, cron, watcher))

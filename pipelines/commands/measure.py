@@ -13,18 +13,17 @@ from hpml.core.errors import UsageError
 from hpml.pipelines.commands.options import (
     HOME,
     AllowNoise,
+    Dims,
     Format,
     Home,
+    Html,
+    MarkdownFormat,
     Strict,
     app,
     strictly,
     told_as_retired,
 )
-from hpml.pipelines.commands.run import (
-    end_of_run,
-    execute,
-    settings_of,
-)
+from hpml.pipelines.commands.run import end_of_run, execute, settings_of
 
 if TYPE_CHECKING:
     from hpml.pipelines.engine.run_record import RunRecord
@@ -87,10 +86,7 @@ def engines(
         list[str] | None,
         typer.Option("--input", metavar="3x32x32", help="An input of torch modules; 128:int64 for integers."),
     ] = None,
-    dims: Annotated[
-        list[str] | None,
-        typer.Option("--dim", metavar="NAME=SIZE", help="A size that a model leaves open, beside the batch."),
-    ] = None,
+    dims: Dims = None,
     argument: Annotated[
         list[str] | None,
         typer.Option("--arg", metavar="KEY=VALUE", help="An argument of torch modules' callables: width=32."),
@@ -207,9 +203,7 @@ def machine(
     seconds: Annotated[
         float, typer.Option("--seconds", min=0, help="Watch the distance between the CPUs for so long.")
     ] = 30.0,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with pictures.")
-    ] = None,
+    html: Html = None,
     output: Format = "table",
 ) -> None:
     """Measure this machine: memory bandwidth, GEMM throughput, latency between its cores."""
@@ -267,12 +261,7 @@ def quantize(
     max_relative_error: Annotated[
         float | None, typer.Option(help="The gate of outputs that are no classes (RMS); default 0.1.")
     ] = None,
-    dims: Annotated[
-        list[str] | None,
-        typer.Option(
-            "--dim", metavar="NAME=SIZE", help="A size that the model leaves open, beside the batch."
-        ),
-    ] = None,
+    dims: Dims = None,
     threads: Annotated[int | None, typer.Option(min=1, help="By default all CPUs.")] = None,
     limit_s: Annotated[
         float, typer.Option(min=1, help="Quantizing and judging are ended after so many seconds.")
@@ -327,18 +316,14 @@ def compare(
     before: Annotated[str, typer.Argument(metavar="A", help="A run's id, or the folder of a bench.")],
     after: Annotated[str, typer.Argument(metavar="B", help="What to compare with it.")],
     home: Home = HOME,
-    html: Annotated[
-        Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with pictures.")
-    ] = None,
+    html: Html = None,
     fail_slower: Annotated[
         str,
         typer.Option(
             metavar="SHARE", help="Exit with 5 if B is established to be slower by more, such as 5%."
         ),
     ] = "",
-    output: Annotated[
-        Literal["table", "json", "markdown"], typer.Option("--output", "-o", help="What stdout gets.")
-    ] = "table",
+    output: MarkdownFormat = "table",
 ) -> None:
     """Say what changed between two measurements: faster, slower or tied, with intervals."""
     from hpml.pipelines.bench import compare as comparison

@@ -34,6 +34,20 @@ Format = Annotated[Literal["table", "json"], typer.Option("--output", "-o", help
 RecipeFile = Annotated[Path, typer.Argument(metavar="RECIPE", help="A recipe's YAML file.")]
 
 
+MarkdownFormat = Annotated[
+    Literal["table", "json", "markdown"], typer.Option("--output", "-o", help="What stdout gets.")
+]
+
+
+Html = Annotated[Path | None, typer.Option("--html", metavar="FILE", help="Also write a page with pictures.")]
+
+
+Dims = Annotated[
+    list[str] | None,
+    typer.Option("--dim", metavar="NAME=SIZE", help="A size that a model leaves open, beside the batch."),
+]
+
+
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as train.epochs=3."),

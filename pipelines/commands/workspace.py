@@ -8,13 +8,7 @@ from typing import Annotated
 
 import typer
 
-from hpml.pipelines.commands.options import (
-    HOME,
-    Format,
-    Home,
-    app,
-    print_json,
-)
+from hpml.pipelines.commands.options import HOME, Format, Home, app, print_json
 
 
 @app.command()

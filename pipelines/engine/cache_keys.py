@@ -10,6 +10,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import importlib.metadata
+import importlib.util
 import os
 import re
 import sys
@@ -21,7 +22,7 @@ from typing import Any
 
 import hpml
 from hpml.core import hardware
-from hpml.core.contract import canonical_json
+from hpml.core.contract import canonical_json, texts_in
 from hpml.core.errors import ConfigInvalid
 from hpml.pipelines.plan import Node
 from hpml.pipelines.stage_needs import needs_of
@@ -86,23 +87,22 @@ def code_of(module: str, import_paths: tuple[str, ...] = ()) -> Code:
     modules: dict[str, str] = {}
     libraries: dict[str, str] = {}
     pending = [module]
-    visited: set[str] = set()
     while pending:
         name = pending.pop()
-        if name in visited:
+        if name in modules:
             continue
-        visited.add(name)
         file = _source_file(name, roots)
         if file is None:
-            _note_library(name.partition(".")[0], libraries)
+            library = name.partition(".")[0]
+            if library not in sys.stdlib_module_names | _WITHOUT_EFFECT:
+                libraries[library] = _DISTRIBUTIONS.get(library, library)
             continue
         source = _read(file, name)
         modules[name] = source.digest
         modules |= _templates(file, name)
-        pending.extend(_with_parents(name))
-        for imported in source.imports:
-            pending.extend(_resolve(imported, roots))
-        pending.extend(path for path in source.mentions if _source_file(path, roots))
+        pending += [name[: dot.start()] for dot in re.finditer(r"\.", name)]  # the packages that it is in
+        pending += [_resolve(imported, roots) for imported in source.imports]
+        pending += [path for path in source.mentions if _source_file(path, roots)]
     return Code(dict(sorted(modules.items())), dict(sorted(libraries.items())))
 
 
@@ -126,19 +126,12 @@ def _source_file(module: str, roots: tuple[str, ...]) -> Path | None:
     return None
 
 
-def _with_parents(module: str) -> Iterator[str]:
-    parts = module.split(".")
-    return (".".join(parts[:end]) for end in range(1, len(parts)))
-
-
-def _resolve(imported: str, roots: tuple[str, ...]) -> list[str]:
-    """`a.b.c` may be a module or a name in module `a.b`."""
-    if _source_file(imported, roots):
-        return [imported]
-    parent = imported.rpartition(".")[0]
-    if parent and _source_file(parent, roots):
-        return [parent]
-    return [imported.partition(".")[0]]
+def _resolve(imported: str, roots: tuple[str, ...]) -> str:
+    """`a.b.c` may be a module or a name in module `a.b`; else it is of library `a`."""
+    for module in (imported, imported.rpartition(".")[0]):
+        if module and _source_file(module, roots):
+            return module
+    return imported.partition(".")[0]
 
 
 @dataclass(frozen=True)
@@ -167,7 +160,7 @@ def _read(file: Path, module: str) -> _Source:
         if isinstance(node, ast.Import):
             imports.update(alias.name for alias in node.names)
         elif isinstance(node, ast.ImportFrom):
-            origin = _absolute(node.module or "", node.level, package)
+            origin = _absolute("." * node.level + (node.module or ""), package)
             imports.update(f"{origin}.{alias.name}" for alias in node.names if origin)
         elif isinstance(node, ast.Call):
             imports.update(_imported_by_call(node, package))
@@ -179,32 +172,21 @@ def _read(file: Path, module: str) -> _Source:
     return _Source(digest, tuple(sorted(imports)), tuple(sorted(mentions)))
 
 
-def _absolute(name: str, level: int, package: str) -> str:
-    """The absolute name of what is imported as `level` dots and `name` in `package`; "" if it leads out."""
-    if not level:
-        return name
-    parts = package.split(".") if package else []
-    if level > len(parts):
+def _absolute(name: str, package: str) -> str:
+    """The absolute name of what is imported as `name` in `package`; "" if it leads out of it."""
+    try:
+        return importlib.util.resolve_name(name, package)
+    except ImportError:
         return ""
-    return ".".join([*parts[: len(parts) - level + 1], *([name] if name else [])])
 
 
 def _imported_by_call(call: ast.Call, package: str) -> Iterator[str]:
     """The module of `import_module("...")`, if the name is written out."""
     function = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
-    if function not in ("import_module", "__import__") or not call.args:
-        return
-    given = call.args[0]
-    if isinstance(given, ast.Constant) and isinstance(given.value, str):
-        name = given.value.lstrip(".")
-        absolute = _absolute(name, len(given.value) - len(name), package)
-        if absolute:
-            yield absolute
-
-
-def _note_library(name: str, libraries: dict[str, str]) -> None:
-    if name not in sys.stdlib_module_names and name not in _WITHOUT_EFFECT:
-        libraries[name] = _DISTRIBUTIONS.get(name, name)
+    given = call.args[0] if call.args else None
+    if function in ("import_module", "__import__") and isinstance(given, ast.Constant):
+        absolute = _absolute(given.value, package) if isinstance(given.value, str) else ""
+        yield from [absolute] if absolute else []
 
 
 @cache
@@ -332,19 +314,11 @@ def _users_code(configs: list[Any], import_paths: tuple[str, ...]) -> Code:
     """The user's modules that `configs` name by import path, and what these import."""
     modules: dict[str, str] = {}
     libraries: dict[str, str] = {}
-    pending = list(configs)
-    while pending:
-        value = pending.pop()
-        if isinstance(value, dict):
-            pending.extend(value.values())
-        elif isinstance(value, list):
-            pending.extend(value)
-        elif isinstance(value, str):
-            match = _IMPORT_PATH.fullmatch(value)
-            code = code_of(match[1], import_paths) if match else Code({}, {})
-            if code.modules:
-                modules.update(code.modules)
-                libraries.update(code.libraries)
+    for text in texts_in(configs):
+        match = _IMPORT_PATH.fullmatch(text)
+        if match and (code := code_of(match[1], import_paths)).modules:
+            modules |= code.modules
+            libraries |= code.libraries
     return Code(modules, libraries)
 
 
@@ -366,15 +340,15 @@ def explain(new: CacheKeyInputs, old: CacheKeyInputs | None) -> list[str]:
 
 def _differences(name: str, before: dict[str, Any], after: dict[str, Any]) -> Iterator[str]:
     for key in sorted({**before, **after}):
+        old, new = before.get(key), after.get(key)
         if key not in after:
-            yield f"{name}: {key} is gone (was {_short(before[key])})"
+            yield f"{name}: {key} is gone (was {_short(old)})"
         elif key not in before:
-            yield f"{name}: {key} is new ({_short(after[key])})"
-        elif before[key] != after[key]:
-            if isinstance(before[key], dict) and isinstance(after[key], dict):
-                yield from _differences(f"{name}.{key}", before[key], after[key])
-            else:
-                yield f"{name}: {key} changed: {_short(before[key])} -> {_short(after[key])}"
+            yield f"{name}: {key} is new ({_short(new)})"
+        elif isinstance(old, dict) and isinstance(new, dict):
+            yield from _differences(f"{name}.{key}", old, new)
+        elif old != new:
+            yield f"{name}: {key} changed: {_short(old)} -> {_short(new)}"
 
 
 def _short(value: Any) -> str:

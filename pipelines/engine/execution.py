@@ -19,7 +19,7 @@ from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.cache_keys import CacheKeyInputs, cache_key_inputs, code_of, explain
 from hpml.pipelines.engine.run_record import FINISHED, RunRecord, Status, StepRecord
 from hpml.pipelines.engine.store import copy_out
-from hpml.pipelines.executors.base import Executor, Lease, StepExit, Watcher
+from hpml.pipelines.executors.base import Executor, StepExit, Watcher
 from hpml.pipelines.plan import Node, Plan
 from hpml.pipelines.stage_needs import needs_of
 
@@ -61,7 +61,7 @@ class _Running:
 
     node: Node
     key_inputs: CacheKeyInputs
-    locks: tuple[Lease, ...]
+    held: contextlib.ExitStack  # the right to compute its key, and to use the machine
     delivered: str
     events: EventTail
     threads: int
@@ -199,12 +199,16 @@ class Execution:
 
     def _look_up(self, node: Node) -> None:
         key_inputs = self._key_inputs(node)
+        if not self._is_stored(node, key_inputs):
+            reasons = _why_miss(node, key_inputs, self._settings, self._executor)
+            self._change(node.name, key=key_inputs.key, reasons=reasons)
+
+    def _is_stored(self, node: Node, key_inputs: CacheKeyInputs) -> bool:
+        """Whether the result of a step is in the store; it is done then."""
         digest = None if node.name in self._settings.force else self._store.lookup(key_inputs.key)
         if digest:
             self._succeed(node, "cached", digest, key=key_inputs.key)
-        else:
-            reasons = _why_miss(node, key_inputs, self._settings, self._executor)
-            self._change(node.name, key=key_inputs.key, reasons=reasons)
+        return bool(digest)
 
     def _key_inputs(self, node: Node) -> CacheKeyInputs:
         key_inputs = _key_inputs(self._plan, node, self._digests, self._settings, self._executor)
@@ -218,9 +222,8 @@ class Execution:
 
     def _launch(self) -> None:
         """Start every step that is ready, as far as CPUs, `max_parallel` and exclusiveness allow."""
-        ready = [node for node in self._waiting() if self._record.steps[node.name].key]
-        for node in ready:
-            if self._fits(node):
+        for node in self._waiting():
+            if self._record.steps[node.name].key and self._fits(node):
                 self._start(node)
         self._executor.prepare(tuple(self._waiting()))
 
@@ -234,21 +237,19 @@ class Execution:
         limit = self._settings.max_parallel or cpus
         if limit is not None and len(running) >= limit:
             return False
-        used = sum(other.threads for other in running)
-        return cpus is None or used + self._executor.threads(node.stage) <= cpus
+        threads = self._executor.threads(node.stage) + sum(other.threads for other in running)
+        return cpus is None or threads <= cpus
 
     def _start(self, node: Node) -> None:
         key_inputs = self._key_inputs(node)
-        locks = self._locks(node, key_inputs)
-        if not locks:  # look again at the next turn
+        held = self._store.try_begin(key_inputs.key, alone=node.is_exclusive)
+        if not held:  # look again at the next turn
             if node.name not in self._told_waiting:
                 self._watcher.say(f"{node.name} waits for another run in this workspace")
                 self._told_waiting.add(node.name)
             return
-        digest = None if node.name in self._settings.force else self._store.lookup(key_inputs.key)
-        if digest:
-            _release(locks)
-            self._succeed(node, "cached", digest, key=key_inputs.key)
+        if self._is_stored(node, key_inputs):  # by another run, meanwhile
+            held.close()
             return
         self._change(node.name, status="running", key=key_inputs.key, started_at_s=self._now_s())
         delivered = self._store.incoming(node.name)
@@ -257,21 +258,10 @@ class Execution:
         self._start_tracking()
         job = self._executor.start(node, argument, self._folder / "logs" / f"{node.name}.log")
         self._running[job] = _Running(
-            node, key_inputs, locks, delivered, EventTail(events), argument["threads"]
+            node, key_inputs, held, delivered, EventTail(events), argument["threads"]
         )
         if self._outbox:
             self._outbox.step_started(node.name, argument["config"])
-
-    def _locks(self, node: Node, key_inputs: CacheKeyInputs) -> tuple[Lease, ...]:
-        """The right to compute this key, and to use the machine beside other runs; empty if not now."""
-        computing = self._store.try_lock(key_inputs.key)
-        if computing is None:
-            return ()
-        machine = self._store.try_machine(alone=node.is_exclusive)
-        if machine is None:
-            computing.release()
-            return ()
-        return computing, machine
 
     def _job(self, node: Node, key_inputs: CacheKeyInputs, delivered: str, events: Path) -> dict[str, Any]:
         """The fields of hpml.components.__main__.Job."""
@@ -347,33 +337,33 @@ class Execution:
         self._hear(running)
         name = running.node.name
         seconds = self._now_s() - self._record.steps[name].started_at_s
-        self._change(name, quiet=True, seconds=seconds, peak_rss_bytes=end.peak_rss_bytes)
-        try:
-            if end.exit_code == 0:
-                digest = self._store.accept(
-                    running.delivered, running.key_inputs.key, running.key_inputs, name
-                )
-                incomplete = self._store.incomplete(running.key_inputs.key)
-                self._change(name, quiet=True, incomplete=incomplete)
-                if not end.peak_rss_bytes:  # the executor cannot tell; the step could
-                    lineage = self._store.manifest(digest).lineage
-                    self._change(name, quiet=True, peak_rss_bytes=lineage.peak_rss_bytes)
-                self._verified.update(self._parents(running.node).values(), [digest])
-                self._succeed(running.node, "done", digest, key=running.key_inputs.key)
-                if incomplete:
-                    self._watcher.say(f"{name} is incomplete: {incomplete}")
-            else:
-                self._fail(running, end)
-        except HpmlError as error:  # the step did its work, and the store did not take it
-            self._change(name, status="failed", error=str(error), exit_code=int(error.exit_code))
-        finally:
-            _release(running.locks)
+        self._change(name, seconds=seconds, peak_rss_bytes=end.peak_rss_bytes)
+        with running.held:
+            try:
+                if end.exit_code == 0:
+                    self._accept(running)
+                else:
+                    self._fail(running, end)
+            except HpmlError as error:  # the step did its work, and the store did not take it
+                self._change(name, status="failed", error=str(error), exit_code=int(error.exit_code))
         if self._outbox:
             step = self._record.steps[name]
             metrics = self._store.manifest(step.digest).metrics if step.digest else {}
             tags = {"artifact": step.digest} if step.digest else {"error": step.error}
             tags |= {"incomplete": step.incomplete} if step.incomplete else {}
             self._outbox.step_ended(name, _MLFLOW_STATUS[step.status], metrics, seconds, tags)
+
+    def _accept(self, running: _Running) -> None:
+        node, key = running.node, running.key_inputs.key
+        digest = self._store.accept(running.delivered, key, running.key_inputs, node.name)
+        manifest = self._store.manifest(digest)
+        # Where the executor cannot tell the memory, the step could.
+        peak_bytes = self._record.steps[node.name].peak_rss_bytes or manifest.lineage.peak_rss_bytes
+        self._change(node.name, incomplete=manifest.incomplete, peak_rss_bytes=peak_bytes)
+        self._verified.update(self._parents(node).values(), [digest])
+        self._succeed(node, "done", digest, key=key)
+        if manifest.incomplete:
+            self._watcher.say(f"{node.name} is incomplete: {manifest.incomplete}")
 
     def _succeed(self, node: Node, status: Status, digest: str, *, key: str) -> None:
         self._digests[node.name] = digest
@@ -384,11 +374,11 @@ class Execution:
 
     def _fail(self, running: _Running, end: StepExit) -> None:
         name = running.node.name
-        code, message = _cause(running, end)
+        told = running.events.failure or {"exit_code": ExitCode.STAGE_FAILED, "message": end.cause}
+        code = int(told["exit_code"])
         interrupted = code in (ExitCode.INTERRUPTED, ExitCode.TERMINATED) and self._stop is not None
-        self._change(
-            name, status="interrupted" if interrupted else "failed", error=message, exit_code=int(code)
-        )
+        status: Status = "interrupted" if interrupted else "failed"
+        self._change(name, status=status, error=told["message"], exit_code=code)
         folder = self._folder / "rejected" / name
         if self._store.keep_rejected(running.delivered, folder):
             self._watcher.say(f"what {name} refused is kept in {folder}")
@@ -415,18 +405,12 @@ class Execution:
         return self._record.started_at_s + time.monotonic() - self._begun_s
 
     def _end(self) -> None:
-        statuses = {step.status for step in self._record.steps.values() if not step.only_shows}
-        status: Status = "done"
-        if "failed" in statuses:
-            status = "failed"
-        elif self._stop:
-            status = "interrupted"
-        seconds = self._now_s() - self._record.started_at_s
         failure = first_failure(self._record)
+        status: Status = "failed" if failure else "interrupted" if self._stop else "done"
         exit_code = failure[1].exit_code if failure else 128 + self._stop if self._stop else 0
-        self._record = self._record.model_copy(
-            update={"status": status, "seconds": seconds, "exit_code": exit_code}
-        )
+        seconds = time.monotonic() - self._begun_s
+        ended = {"status": status, "seconds": seconds, "exit_code": exit_code}
+        self._record = self._record.model_copy(update=ended)
         self._save()
         self._end_tracking()
 
@@ -444,8 +428,8 @@ class Execution:
         """When the first step is really run: if all are cached, nothing was done and nothing is tracked."""
         if self._outbox or not self._settings.tracking_uri or self._executor.tracks:
             return
-        self._outbox = Outbox(self._outbox_file)
-        self._outbox.run_started(self._record.id, self._record.recipe, {})
+        self._outbox = Outbox(self._outbox_file, self._record.id, self._record.recipe)
+        self._outbox.run_started({}, {})
         with self._tracking_log.open("ab") as log:
             self._sender = tracking.start_sender(
                 self._outbox_file, self._settings.tracking_uri, self._unsent(), log=log
@@ -458,13 +442,8 @@ class Execution:
     def _unsent(self) -> list[Path]:
         """The outboxes of earlier runs that MLflow has not taken whole."""
         outboxes = sorted(self._settings.home.glob(f"*/{self._outbox_file.name}"))
-        return [
-            file
-            for file in outboxes
-            if file != self._outbox_file
-            and not file.parent.is_symlink()
-            and tracking.unsent(file, self._settings.tracking_uri)
-        ]
+        others = [file for file in outboxes if file != self._outbox_file and not file.parent.is_symlink()]
+        return [file for file in others if tracking.unsent(file, self._settings.tracking_uri)]
 
     def _end_tracking(self) -> None:
         """Let the sender send the rest, for a bounded time. What remains is sent by a later run."""
@@ -490,19 +469,6 @@ class Execution:
                 said = self._tracking_log.read_text().splitlines()[-1:]
                 self._watcher.say(f"tracking: {' '.join(said)}; they are kept for the next run")
             self._sender = None
-
-
-def _release(locks: tuple[Lease, ...]) -> None:
-    for lock in locks:
-        lock.release()
-
-
-def _cause(running: _Running, end: StepExit) -> tuple[int, str]:
-    """The exit code and the sentence of a step that failed: what it said itself, or what became of it."""
-    failure = running.events.failure
-    if failure:
-        return failure["exit_code"], failure["message"]
-    return ExitCode.STAGE_FAILED, end.cause
 
 
 def first_failure(record: RunRecord) -> tuple[str, StepRecord] | None:

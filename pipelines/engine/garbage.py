@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
+from contextlib import suppress
 from dataclasses import dataclass
 
 from hpml.artifacts.folder import Manifest
@@ -49,8 +50,6 @@ def with_sources(digests: Iterable[str], manifest_of: Callable[[str], Manifest])
         if digest in found:
             continue
         found.add(digest)
-        try:
+        with suppress(HpmlError):  # it is not stored here, or no longer
             pending.extend(manifest_of(digest).lineage.parents.values())
-        except HpmlError:  # it is not stored here, or no longer
-            continue
     return found

@@ -23,34 +23,23 @@ from __future__ import annotations
 import shutil
 from collections import defaultdict
 from collections.abc import Callable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
 
-from pydantic import JsonValue, ValidationError
-
 from hpml.artifacts.folder import MANIFEST, Artifact, Manifest, open_artifact, parse_manifest
-from hpml.core.contract import Config
 from hpml.core.errors import HpmlError, StageFailed
 from hpml.io import storage
 from hpml.pipelines.engine.cache_keys import CacheKeyInputs
 from hpml.pipelines.engine.garbage import Needed, Removed
+from hpml.pipelines.engine.keys import Keys, Record
 from hpml.pipelines.engine.store import Store
 
 _READ_BY_STEPS_ONLY = {"dataset", "model", "engine"}  # the large ones; all other kinds are brought here
 
 
-class _Record(Config):
-    """What a key led to."""
-
-    digest: str
-    uri: str
-    material: dict[str, JsonValue]
-    incomplete: str = ""  # what is missing in the artifact; it is no cache hit then
-
-
-class ObjectStore:
+class ObjectStore(Keys):
     """The artifacts below `uri` (s3://bucket/prefix), for the workspace `home`.
 
     What commands such as `hpml report` read is also put into the workspace's own store. say: is told what the
@@ -59,6 +48,7 @@ class ObjectStore:
 
     def __init__(self, home: Path, uri: str, say: Callable[[str], None]) -> None:
         self._local, self._uri, self._say = Store(home), uri.rstrip("/"), say
+        super().__init__(self._uri)
         self._manifests: dict[str, Manifest] = {}  # by content digest, of all that this run came to know
         self._uris: dict[str, str] = {}
 
@@ -81,46 +71,23 @@ class ObjectStore:
             manifest = self._read_manifest(record.uri)
             if manifest.digest != record.digest or set(manifest.files) - set(storage.list_names(record.uri)):
                 return None
-            self._remember(manifest, record.uri)
+            self._note(manifest, record.uri)
         except StageFailed:  # it is gone or damaged
             return None
         return manifest.digest
 
-    def incomplete(self, key: str) -> str:
-        """What is missing in the artifact that `key` led to, and why; empty if nothing is."""
-        record = self._record(key)
-        return record.incomplete if record else ""
-
-    def _record(self, key: str) -> _Record | None:
-        uri = self._key_file(key)
-        if not storage.exists(uri):
-            return None
-        try:
-            record = _Record.model_validate_json(storage.read_text(uri))
-        except (ValidationError, StageFailed):
-            return None
-        return record if record.uri.startswith(f"{self._uri}/artifacts/") else None
-
-    def _write_record(self, key: str, record: _Record) -> None:
-        storage.write_text(self._key_file(key), record.model_dump_json(exclude_defaults=True))
-
-    def _key_file(self, key: str) -> str:
-        return f"{self._uri}/keys/{key}.json"
+    def _record(self, key: str) -> Record | None:
+        record = super()._record(key)
+        return record if record and record.uri.startswith(f"{self._uri}/artifacts/") else None
 
     def _read_manifest(self, uri: str) -> Manifest:
         file = f"{uri}/{MANIFEST}"
         return parse_manifest(storage.read_text(file), where=file)
 
-    def _remember(self, manifest: Manifest, uri: str) -> None:
+    def _note(self, manifest: Manifest, uri: str) -> None:
         self._manifests[manifest.digest], self._uris[manifest.digest] = manifest, uri
         if manifest.kind not in _READ_BY_STEPS_ONLY:
             self.open(manifest.digest)
-
-    def last_key_inputs(self, step: str) -> CacheKeyInputs | None:
-        """What the newest result of a step of this name was made of."""
-        uri = f"{self._uri}/newest/{step}"
-        record = self._record(storage.read_text(uri)) if storage.exists(uri) else None
-        return CacheKeyInputs(record.material) if record else None
 
     def location(self, digest: str) -> str:
         """The URI of an artifact that was looked up or accepted."""
@@ -160,13 +127,12 @@ class ObjectStore:
         Raises StageFailed if there is no artifact, or it is damaged.
         """
         manifest = self._read_manifest(delivered)
-        self._remember(manifest, delivered)
+        self._note(manifest, delivered)
         fields = dict(key_inputs.fields)
-        record = _Record(
+        record = Record(
             digest=manifest.digest, uri=delivered, material=fields, incomplete=manifest.incomplete
         )
-        self._write_record(key, record)
-        storage.write_text(f"{self._uri}/newest/{step}", key)
+        self._remember(key, record, step)
         return manifest.digest
 
     def keep_rejected(self, delivered: str, folder: Path) -> bool:
@@ -189,13 +155,9 @@ class ObjectStore:
 
     # ------------------------------------------------------------------------------------------------- locks
 
-    def try_lock(self, key: str) -> _Granted:
-        """Always granted: see the module's docstring."""
-        return _Granted()
-
-    def try_machine(self, *, alone: bool) -> _Granted:
-        """Always granted: the machines are Kubernetes' to share out."""
-        return _Granted()
+    def try_begin(self, key: str, *, alone: bool) -> ExitStack:
+        """Always granted: see the module's docstring; the machines are Kubernetes' to share out."""
+        return ExitStack()
 
     # ---------------------------------------------------------------------------------------------------- gc
 
@@ -223,20 +185,16 @@ class ObjectStore:
             and (record is None or record.digest not in keep)
         }
         used = {record.uri for name, record in records.items() if record and name not in stale}
+        kept = {
+            "artifacts": {uri.removeprefix(f"{self._uri}/artifacts/") for uri in used},
+            "scratch": needed.keys,
+            "handover": frozenset[str](),
+        }
         doomed = [
-            ("artifacts", name)
-            for name in ages.folders("artifacts")
-            if f"{self._uri}/artifacts/{name}" not in used and ages.youngest_s("artifacts", name) > grace_s
-        ]
-        doomed += [
-            ("scratch", name)
-            for name in ages.folders("scratch")
-            if name not in needed.keys and ages.youngest_s("scratch", name) > grace_s
-        ]
-        doomed += [
-            ("handover", run)
-            for run in ages.folders("handover")
-            if ages.youngest_s("handover", run) > grace_s
+            (kind, name)
+            for kind, names in kept.items()
+            for name in ages.folders(kind)
+            if name not in names and ages.youngest_s(kind, name) > grace_s
         ]
         if not dry_run:
             for name in stale:  # first, so that no run finds what is about to go
@@ -267,10 +225,3 @@ class _Ages:
     def size_bytes(self, kind: str, name: str) -> int:
         """Of all objects in it."""
         return sum(found.size_bytes for found in self._found[kind, name])
-
-
-class _Granted:
-    """What nobody else is kept from."""
-
-    def release(self) -> None:
-        """Nothing was taken."""

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 import time
+from contextlib import suppress
 from pathlib import Path
 from typing import Literal
 
@@ -117,7 +117,7 @@ def load(home: Path, run: str = "latest") -> RunRecord:
     file = home / run / "run.json"
     try:
         return RunRecord.model_validate_json(file.read_text())
-    except (OSError, ValidationError, json.JSONDecodeError):
+    except (OSError, ValidationError):
         known = [record.id for record in list_runs(home)][:5]
         raise UsageError(
             f"there is no run {run!r} in {home}",
@@ -130,10 +130,8 @@ def list_runs(home: Path) -> list[RunRecord]:
     """The runs of a workspace, newest first."""
     records = []
     for file in home.glob("*/run.json"):
-        if file.parent.is_symlink():
-            continue
-        try:
-            records.append(RunRecord.model_validate_json(file.read_text()))
-        except (OSError, ValidationError):
-            continue  # a run that is being written, or one of another version: not ours to judge
+        # One that is being written, or of another version, is not ours to judge.
+        with suppress(OSError, ValidationError):
+            if not file.parent.is_symlink():
+                records.append(RunRecord.model_validate_json(file.read_text()))
     return sorted(records, key=lambda record: record.started_at_s, reverse=True)

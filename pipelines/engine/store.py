@@ -14,27 +14,29 @@ locks are the kernel's, so that a killed process leaves none behind.
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from hpml.artifacts.folder import Artifact, Manifest, open_artifact, read_manifest
-from hpml.core.atomic_files import publish, write_text_atomic
+from hpml.core.atomic_files import publish
 from hpml.core.errors import HpmlError, StageFailed, Unavailable
 from hpml.pipelines.engine.cache_keys import CacheKeyInputs
 from hpml.pipelines.engine.garbage import Needed, Removed
+from hpml.pipelines.engine.keys import Keys, Record
 
 
-class Store:
+class Store(Keys):
     """The artifacts of the workspace `home`."""
 
     def __init__(self, home: Path) -> None:
         self.root = home / ".store"
+        super().__init__(str(self.root))
         try:
             for folder in ("objects", "keys", "newest", "incoming", "scratch", "locks"):
                 (self.root / folder).mkdir(parents=True, exist_ok=True)
@@ -51,30 +53,13 @@ class Store:
         None for one that was incomplete: whoever needs it makes it again, from what its scratch has.
         """
         record = self._record(key)
-        if record is None or record.get("incomplete"):
+        if record is None or record.incomplete:
             return None
-        digest = str(record["digest"])
         try:
-            open_artifact(
-                self.object_path(digest), kind=self.manifest(digest).kind, digest=digest, verify=False
-            )
+            self.open(record.digest, verify=False)
         except HpmlError:
             return None
-        return digest
-
-    def incomplete(self, key: str) -> str:
-        """What is missing in the artifact that `key` led to, and why; empty if nothing is."""
-        return str((self._record(key) or {}).get("incomplete", ""))
-
-    def _record(self, key: str) -> dict[str, Any] | None:
-        try:
-            record = json.loads(self._key_file(key).read_text())
-        except (OSError, ValueError):
-            return None
-        return record if isinstance(record, dict) and "digest" in record else None
-
-    def _key_file(self, key: str) -> Path:
-        return self.root / "keys" / f"{key}.json"
+        return record.digest
 
     def object_path(self, digest: str) -> Path:
         """Where the artifact with this content digest is, or would be."""
@@ -91,12 +76,13 @@ class Store:
         """
         return read_manifest(self.object_path(digest), digest=digest)
 
-    def open(self, digest: str) -> Artifact[Any]:
+    def open(self, digest: str, *, verify: bool = True) -> Artifact[Any]:
         """The artifact with this content digest, verified.
 
         Raises StageFailed if it is absent or damaged, or if another artifact was put in its place.
         """
-        return open_artifact(self.object_path(digest), kind=self.manifest(digest).kind, digest=digest)
+        kind = self.manifest(digest).kind
+        return open_artifact(self.object_path(digest), kind=kind, digest=digest, verify=verify)
 
     def incoming(self, step: str) -> str:
         """A fresh path for a step to deliver its artifact to."""
@@ -106,9 +92,8 @@ class Store:
         """Move a delivered artifact to its place, remember that `key` leads there, and return its digest."""
         incomplete = read_manifest(Path(delivered)).incomplete
         digest = self.add(Path(delivered))
-        record = {"digest": digest, "material": dict(key_inputs.fields), "incomplete": incomplete}
-        write_text_atomic(self._key_file(key), json.dumps(record))
-        write_text_atomic(self.root / "newest" / step, key)
+        material = dict(key_inputs.fields)
+        self._remember(key, Record(digest=digest, material=material, incomplete=incomplete), step)
         return digest
 
     def add(self, delivered: Path) -> str:
@@ -135,21 +120,9 @@ class Store:
         shutil.move(delivered, folder)
         return True
 
-    def forget(self, key: str) -> None:
-        """Make `key` a miss."""
-        self._key_file(key).unlink(missing_ok=True)
-
     def scratch(self, key: str) -> str:
         """The folder that outlives failed and incomplete attempts at `key`."""
         return str(self.root / "scratch" / key)
-
-    def last_key_inputs(self, step: str) -> CacheKeyInputs | None:
-        """What the newest result of a step of this name was made of."""
-        try:
-            record = self._record((self.root / "newest" / step).read_text())
-        except OSError:
-            return None
-        return CacheKeyInputs(record["material"]) if record else None
 
     # ------------------------------------------------------------------------------------------------- locks
 
@@ -175,22 +148,18 @@ class Store:
                 ) from None
             yield
 
-    def try_lock(self, key: str) -> Lock | None:
-        """The lock of `key`, or None if another run is computing it."""
-        return self._try(key, fcntl.LOCK_EX)
+    def try_begin(self, key: str, *, alone: bool) -> ExitStack | None:
+        """The right to compute `key`, and a share of this workspace's use of the machine, or all of it.
 
-    def try_machine(self, *, alone: bool) -> Lock | None:
-        """A share of this workspace's use of the machine, or all of it; None if other runs have it."""
-        return self._try("machine", fcntl.LOCK_EX if alone else fcntl.LOCK_SH)
-
-    def _try(self, name: str, kind: int) -> Lock | None:
-        file = self._open_lock(name)
-        try:
-            fcntl.flock(file, kind | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.close()
-            return None
-        return Lock(file)
+        None if other runs have one of them. Closing it lets them; so does the end of the process.
+        """
+        with ExitStack() as held:
+            for name, kind in ((key, fcntl.LOCK_EX), ("machine", fcntl.LOCK_EX if alone else fcntl.LOCK_SH)):
+                try:
+                    fcntl.flock(held.enter_context(self._open_lock(name)), kind | fcntl.LOCK_NB)
+                except BlockingIOError:
+                    return None
+            return held.pop_all()
 
     def _open_lock(self, name: str) -> Any:
         return (self.root / "locks" / f"{name}.lock").open("a+")
@@ -203,46 +172,31 @@ class Store:
         The checkpoints of steps that a kept run did not finish, or left incomplete, stay.
         """
         keep = needed.artifacts(self.manifest)
-        doomed = {
-            path: f"{self._kind(path)} {path.name[:12]}"
-            for path in sorted((self.root / "objects").iterdir())
-            if path.name not in keep
-        }
-        doomed |= {path: f"undelivered {path.name}" for path in sorted((self.root / "incoming").iterdir())}
-        doomed |= {
-            path: f"checkpoints {path.name[:12]}"
-            for path in sorted((self.root / "scratch").iterdir())
-            if path.name not in needed.keys
-        }
+        objects, incoming, scratch = (
+            sorted((self.root / name).iterdir()) for name in ("objects", "incoming", "scratch")
+        )
+        doomed = {path: f"{_kind(path)} {path.name[:12]}" for path in objects if path.name not in keep}
+        doomed |= {path: f"undelivered {path.name}" for path in incoming}
+        doomed |= {path: f"checkpoints {path.name[:12]}" for path in scratch if path.name not in needed.keys}
         removed = [Removed(name, _disk_bytes(path)) for path, name in doomed.items()]
         if not dry_run:
             for path in doomed:
-                _remove_tree(path)
+                shutil.rmtree(path)
             for key in (self.root / "keys").glob("*.json"):
                 record = self._record(key.stem)
-                if record is None or record["digest"] not in keep:
+                if record is None or record.digest not in keep:
                     key.unlink()
             for lock in (self.root / "locks").glob("*.lock"):
                 if lock.stem not in ("store", "machine"):
                     lock.unlink()
         return removed
 
-    def _kind(self, path: Path) -> str:
-        try:
-            return read_manifest(path).kind
-        except HpmlError:
-            return "damaged artifact"
 
-
-class Lock:
-    """A held lock; closing it, or the end of the process, releases it."""
-
-    def __init__(self, file: Any) -> None:
-        self._file = file
-
-    def release(self) -> None:
-        """Let another run have it."""
-        self._file.close()
+def _kind(path: Path) -> str:
+    try:
+        return read_manifest(path).kind
+    except HpmlError:
+        return "damaged artifact"
 
 
 def _make_read_only(folder: Path) -> None:
@@ -252,15 +206,7 @@ def _make_read_only(folder: Path) -> None:
 
 
 def _disk_bytes(path: Path) -> int:
-    files = [path] if path.is_file() else [file for file in path.rglob("*") if file.is_file()]
-    return sum(file.stat().st_size for file in files)
-
-
-def _remove_tree(path: Path) -> None:
-    if path.is_file():
-        path.unlink()
-    else:
-        shutil.rmtree(path)
+    return sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
 
 
 def copy_out(artifact: Artifact[Any], folder: Path) -> None:
@@ -268,18 +214,15 @@ def copy_out(artifact: Artifact[Any], folder: Path) -> None:
 
     Raises StageFailed if the disk does not take them.
     """
-    part = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
-    old = folder.with_name(f".{folder.name}.{uuid.uuid4().hex}")
     try:
-        for name in artifact.manifest.files:
-            place = part / name
-            place.parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(artifact.path / name, place)
-        if folder.exists():
-            folder.rename(old)
-        os.rename(part, folder)  # noqa: PTH104 - the pair of renames is the point
+        with TemporaryDirectory(prefix=f".{folder.name}.", dir=folder.parent) as beside:
+            new = Path(beside, "new")
+            for name in artifact.manifest.files:
+                place = new / name
+                place.parent.mkdir(parents=True, exist_ok=True)
+                shutil.copyfile(artifact.path / name, place)
+            if folder.exists():
+                folder.rename(Path(beside, "old"))
+            new.rename(folder)
     except OSError as error:
         raise StageFailed(f"cannot write {folder}", why=str(error)) from None
-    finally:
-        for leftover in (part, old):
-            shutil.rmtree(leftover, ignore_errors=True)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Mapping
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
@@ -26,13 +26,6 @@ class Watcher(Protocol):
 
     def say(self, text: str) -> None:
         """Something the user should know."""
-
-
-class Lease(Protocol):
-    """A right that is held until it is released."""
-
-    def release(self) -> None:
-        """Let another run have it."""
 
 
 class ArtifactStore(Protocol):
@@ -71,11 +64,11 @@ class ArtifactStore(Protocol):
     def scratch(self, key: str) -> str:
         """The path or URI of a folder that outlives failed and incomplete attempts at `key`."""
 
-    def try_lock(self, key: str) -> Lease | None:
-        """The right to compute `key`, or None if another run is at it."""
+    def try_begin(self, key: str, *, alone: bool) -> ExitStack | None:
+        """The right to compute `key`, and a share in the use of the machine, or all of it.
 
-    def try_machine(self, *, alone: bool) -> Lease | None:
-        """A share in the use of the machine, or all of it; None if other runs have it."""
+        It is held until it is closed. None if other runs have one of them.
+        """
 
 
 @dataclass(frozen=True)

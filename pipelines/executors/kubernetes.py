@@ -346,8 +346,7 @@ class _PendingEvents:
         if not self.steps and not status:
             return
         with tempfile.TemporaryDirectory(prefix="hpml-") as folder:
-            outbox = Outbox(Path(folder, "outbox.jsonl"))
-            outbox.run_joined(self._run, self._recipe)
+            outbox = Outbox(Path(folder, "outbox.jsonl"), self._run, self._recipe)
             for name, step_status, seconds, cause in self.steps:
                 outbox.step_ended(name, step_status, {}, seconds, {"error": cause})
             if status:

@@ -18,7 +18,6 @@ from hpml.pipelines.cluster import pods
 from hpml.pipelines.cluster.config import ClusterConfig
 from hpml.pipelines.kubeflow.steps import (
     KFP_RUN_LABEL,
-    PARAMETER_TYPES,
     RUN_VARIABLE,
     Component,
     Parameter,
@@ -71,7 +70,8 @@ def _write(
 ) -> str:
     compiler, dsl = _kfp("kfp.compiler"), _kfp("kfp.dsl")
 
-    def pipeline(**values: Any) -> None:
+    def pipeline(*given: Any) -> None:
+        values = dict(zip((item.name for item in parameters), given, strict=True))
         tasks: dict[str, Any] = {}
         for component in components:
             arguments = {
@@ -81,11 +81,10 @@ def _write(
             task = _declare(component)(**arguments)
             tasks[component.step] = _configured(task, component, cluster)
 
-    shape = [_parameter(item.name, PARAMETER_TYPES[item.type], default=item.default) for item in parameters]
-    whole = dsl.pipeline(
-        name=name,
-        description="Data to a chosen, registered, deployable model.",
-    )(_with_signature(lambda *values: pipeline(**_named(shape, values)), name, shape))
+    shape = [_parameter(item.name, item.type, default=item.default) for item in parameters]
+    whole = dsl.pipeline(name=name, description="Data to a chosen, registered, deployable model.")(
+        _with_signature(pipeline, name, shape)
+    )
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "pipeline.yaml"
         compiler.Compiler().compile(whole, str(file))
@@ -96,7 +95,7 @@ def _declare(component: Component) -> Any:
     """The container component of a step; kfp reads its interface off the signature of a function."""
     dsl = _kfp("kfp.dsl")
     shape = [_parameter(name, dsl.Input[getattr(dsl, kind)]) for name, (kind, _) in component.inputs.items()]
-    shape += [_parameter(item.name, PARAMETER_TYPES[item.type]) for item in component.parameters]
+    shape += [_parameter(item.name, item.type) for item in component.parameters]
     shape += [_parameter(name, dsl.Output[getattr(dsl, kind)]) for name, kind in component.outputs.items()]
 
     def container(*_places: Any) -> Any:  # which are written out in the arguments
@@ -161,10 +160,6 @@ def _kfp(module: str) -> Any:
 def _parameter(name: str, annotation: Any, default: Any = inspect.Parameter.empty) -> inspect.Parameter:
     kind = inspect.Parameter.POSITIONAL_OR_KEYWORD
     return inspect.Parameter(name, kind, annotation=annotation, default=default)
-
-
-def _named(shape: list[inspect.Parameter], values: tuple[Any, ...]) -> dict[str, Any]:
-    return {parameter.name: value for parameter, value in zip(shape, values, strict=True)}
 
 
 def _with_signature(

@@ -10,7 +10,9 @@ import json
 import os
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -46,15 +48,15 @@ _LAUNCHERS_WORDS = "ExecutorOutput: "  # of KFP's launcher, before what a step h
 class Target:
     """Where pipelines are submitted to. namespace: of one user of a Kubeflow that has many."""
 
-    server: Server
+    host: str = ""
     in_cluster: bool = False
     experiment: str = ""  # the recipe's name if empty
     namespace: str = ""
 
-
-def find_target(host: str, *, in_cluster: bool, experiment: str, namespace: str) -> Target:
-    """Raises UsageError or Unavailable, see `find_server`."""
-    return Target(find_server(host, in_cluster=in_cluster), in_cluster, experiment, namespace)
+    @cached_property
+    def server(self) -> Server:
+        """Raises UsageError or Unavailable, see `find_server`."""
+        return find_server(self.host, in_cluster=self.in_cluster)
 
 
 class RemoteRun(Config):
@@ -141,10 +143,11 @@ def _request(loaded: LoadedRecipe, target: Target, watcher: Watcher) -> tuple[di
     """What a run and a schedule have in common, and the names of the tasks."""
     from hpml.pipelines.kubeflow.compile import compile_pipeline
 
+    server = target.server  # if there is none, that is said at once
     compiled = compile_pipeline(loaded)
     _check_namespace(target)
     name = target.experiment or loaded.recipe.name
-    experiment, is_new = target.server.experiment(name, target.namespace)
+    experiment, is_new = server.experiment(name, target.namespace)
     if is_new:
         watcher.say(f"the experiment {name} is new")
     spec, platform = yaml.safe_load_all(compiled.text)
@@ -209,9 +212,7 @@ def wait(home: Path, record: RunRecord, remote: RemoteRun, watcher: Watcher) -> 
     except (KeyboardInterrupt, Unavailable):
         watcher.say(f"the run goes on: hpml status {record.id}, or {remote.page}")
         raise
-    record = observer.record
-    end_tracking(home, record, remote, watcher)
-    fetch_report(home, record, remote, watcher)
+    record = refresh(home, observer.record, remote, watcher)
     if record.status == "failed" and not any(step.status == "failed" for step in record.steps.values()):
         raise StageFailed("the run failed, and none of its steps did", why=observer.error, fix=remote.page)
     return record
@@ -243,9 +244,8 @@ class _Observer:
         if ended:
             code = _exit_code(ended, self.record.steps.values())
             took_s = time.time() - self.record.started_at_s if run.seconds is None else run.seconds
-            self.record = self.record.model_copy(
-                update={"status": ended, "seconds": took_s, "exit_code": int(code)}
-            )
+            known = {"status": ended, "seconds": took_s, "exit_code": int(code)}
+            self.record = self.record.model_copy(update=known)
         run_record.save(self._home, self.record)
         return self.record
 
@@ -256,7 +256,8 @@ class _Observer:
             said = self._failure(workflow, task) if old.status != "failed" else {"error": old.error}
             new = new.model_copy(update=said)
         if new.status == "done" and old.status != "done" and needs_of(new.stage).checkpoints:
-            new = new.model_copy(update={"incomplete": self._incomplete(workflow, task)})
+            told = [event for event in self._events(workflow, task) if event["event"] == "finished"]
+            new = new.model_copy(update={"incomplete": told[0]["incomplete"] if told else ""})
         if self._watcher and new.status == "waiting" and new.error not in ("", old.error):
             self._watcher.say(f"{step} waits: {new.error}")
         self.record = self.record.model_copy(update={"steps": {**self.record.steps, step: new}})
@@ -276,18 +277,12 @@ class _Observer:
     def _events(self, workflow: Workflow, task: str) -> list[dict[str, Any]]:
         """What a step has told so far, by its log."""
         try:
-            text = _log(self._server, self._remote, workflow, task) or ""
-            return _events_in(text)
+            return _events_in(_log(self._server, self._remote, workflow, task) or "")
         except Unavailable as error:
             if self._watcher and not self._said_no_logs:
                 self._watcher.say(f"what happens inside of steps cannot be shown: {error}")
             self._said_no_logs = True
             return []
-
-    def _incomplete(self, workflow: Workflow, task: str) -> str:
-        """What a step that is done says is missing in its result, and why; empty if nothing is."""
-        events = self._events(workflow, task)
-        return next((event["incomplete"] for event in events if event["event"] == "finished"), "")
 
     def _failure(self, workflow: Workflow, task: str) -> dict[str, Any]:
         """Why a step failed, in its own words: Kubeflow tells no reason, and shows every exit code as 1."""
@@ -303,18 +298,15 @@ class _Observer:
         """Of a step that said nothing itself."""
         driver, pods = workflow.driver(task), workflow.pods(task)
         if driver and driver.has_failed:
-            lines = (self._driver_log(workflow, task) or driver.message).split("\n")
+            log = ""
+            with suppress(Unavailable):  # its message will do
+                log = _log(self._server, self._remote, workflow, f"{task}-driver") or ""
+            lines = (log or driver.message).split("\n")
             words = next((line.strip() for line in reversed(lines) if line.strip()), "it said nothing")
             return f"Kubeflow could not start it, its driver failed: {words[-_MAX_WORDS:]}"
         if pods and pods[0].message:
             return f"its pod said nothing, Kubeflow says of it: {pods[0].message}"
         return "its pod said nothing: it was killed, perhaps for lack of memory, or never started"
-
-    def _driver_log(self, workflow: Workflow, task: str) -> str:
-        try:
-            return _log(self._server, self._remote, workflow, f"{task}-driver") or ""
-        except Unavailable:  # its message will do
-            return ""
 
 
 def _lacks_only_what_shows(steps: Iterable[StepRecord]) -> bool:
@@ -365,8 +357,7 @@ def end_tracking(home: Path, record: RunRecord, remote: RemoteRun, watcher: Watc
         return
     file = home / record.id / "tracking.jsonl"
     if not file.exists():
-        outbox = Outbox(file)
-        outbox.run_joined(remote.run_id, record.recipe)
+        outbox = Outbox(file, remote.run_id, record.recipe)
         outbox.run_ended("KILLED" if record.status == "interrupted" else "FAILED")
     if unsent(file, uri) and (drained := drain(file, uri)).remaining:
         watcher.say(
@@ -425,22 +416,20 @@ def _log(server: Server, remote: RemoteRun, workflow: Workflow, task: str) -> st
 
 def fetch_report(home: Path, record: RunRecord, remote: RemoteRun, watcher: Watcher) -> None:
     """Bring the report into the folder of the run; where that cannot be done, say why and where it is."""
-    step = next((name for name, step in record.steps.items() if _has_report(step)), None)
+    written = [
+        name for name, step in record.steps.items() if step.stage == "report" and step.status in FINISHED
+    ]
     file = home / record.id / "report" / "report.html"
-    if step is None or file.exists():
+    if not written or file.exists():
         return
     try:
-        page = _report(remote, step)
+        page = _report(remote, written[0])
     except HpmlError as error:
         watcher.say(f"the report was not fetched, it is on the run's page: {error}")
         return
     file.parent.mkdir(exist_ok=True)
     write_text_atomic(file, page)
     watcher.say(f"report: {file.resolve()}")
-
-
-def _has_report(step: StepRecord) -> bool:
-    return step.stage == "report" and step.status in FINISHED
 
 
 def _report(remote: RemoteRun, step: str) -> str:

@@ -34,6 +34,7 @@ _TOKEN_FILE = "/var/run/secrets/kubeflow/pipelines/token"  # noqa: S105 - likewi
 _API = "/apis/v2beta1"
 _TIMEOUT_S = 15.0
 _MAX_BYTES = 64 << 20
+_UPGRADE = "upgrade it to 2.17, for which this version of hpml compiles"
 _PORT_FORWARD = "kubectl -n kubeflow port-forward svc/ml-pipeline-ui 8080:80"
 
 
@@ -82,20 +83,20 @@ class Server:
     def check(self) -> bool:
         """Whether it has users with namespaces of their own. Raises Unavailable if it is no KFP of ours."""
         try:
-            answer = self._get(f"{_API}/healthz")
+            answer = self._json(self._send("GET", f"{_API}/healthz"))
         except _Refused as refused:
             if refused.status == 404 and self._is_old():
                 raise Unavailable(
                     f"Kubeflow Pipelines at {self.host} is too old",
                     why="it has the API of version 1 only",
-                    fix="upgrade it to 2.17, for which this version of hpml compiles",
+                    fix=_UPGRADE,
                 ) from None
             self._explain(refused, "asking for its health")
         return bool(answer.get("multi_user"))
 
     def _is_old(self) -> bool:
         try:
-            self._get("/apis/v1beta1/healthz")
+            self._json(self._send("GET", "/apis/v1beta1/healthz"))
         except (_Refused, Unavailable):
             return False
         return True
@@ -161,12 +162,8 @@ class Server:
     def artifact(self, uri: str, namespace: str) -> bytes:
         """The file that an artifact is, from where the user interface gets it. Raises Unavailable."""
         place = urlsplit(uri)
-        query = {
-            "source": place.scheme,
-            "bucket": place.netloc,
-            "key": place.path.lstrip("/"),
-            "namespace": namespace,
-        }
+        query = {"source": place.scheme, "bucket": place.netloc, "key": place.path.lstrip("/")}
+        query["namespace"] = namespace
         try:
             return self._send("GET", "/artifacts/get", query=query)
         except _Refused as refused:
@@ -192,17 +189,14 @@ class Server:
             raise self._is_no_kubeflow(f"its answer has no {name}")
         return found
 
-    def _get(self, path: str) -> dict[str, Any]:
-        return self._json(self._send("GET", path))
-
     def _json(self, data: bytes) -> dict[str, Any]:
         try:
             answer = json.loads(data)
         except ValueError:
             raise self._is_no_kubeflow("it answers with something else than JSON") from None
-        if not isinstance(answer, dict):
-            raise self._is_no_kubeflow("it answers with JSON of another shape")
-        return answer
+        if isinstance(answer, dict):
+            return answer
+        raise self._is_no_kubeflow("it answers with JSON of another shape")
 
     def _send(
         self, method: str, path: str, *, query: Mapping[str, str] | None = None, body: Any = None
@@ -234,26 +228,22 @@ class Server:
     # ---------------------------------------------------------------------------------------- what is wrong
 
     def _no_answer(self, reason: object) -> Unavailable:
-        what = f"Kubeflow Pipelines at {self.host} does not answer"
+        what, why, fix = f"Kubeflow Pipelines at {self.host} does not answer", str(reason), ""
         if isinstance(reason, ssl.SSLCertVerificationError):
-            return Unavailable(
-                f"the certificate of {self.host} is not trusted",
-                why=reason.verify_message,
-                fix="name the file of your authority's certificate in SSL_CERT_FILE",
-            )
-        if isinstance(reason, ssl.SSLError):
-            return Unavailable(
-                f"{self.host} does not speak TLS", why=str(reason.reason or reason), fix="try http://"
-            )
-        if isinstance(reason, socket.gaierror):
-            return Unavailable(what, why="there is no host of that name", fix="check --host")
-        if isinstance(reason, ConnectionRefusedError):
-            return Unavailable(what, why="connection refused", fix=f"does this still run? {_PORT_FORWARD}")
-        if isinstance(reason, TimeoutError):
-            return Unavailable(what, why=f"not within {_TIMEOUT_S:.0f} s", fix="check --host and the network")
-        if isinstance(reason, http.client.HTTPException | ConnectionResetError):
-            return Unavailable(what, why="it hung up, or speaks no HTTP", fix="try https://")
-        return Unavailable(what, why=str(reason), fix="check --host and the network")
+            what, why = f"the certificate of {self.host} is not trusted", reason.verify_message
+            fix = "name the file of your authority's certificate in SSL_CERT_FILE"
+        elif isinstance(reason, ssl.SSLError):
+            what, why = f"{self.host} does not speak TLS", str(reason.reason or reason)
+            fix = "try http://"
+        elif isinstance(reason, socket.gaierror):
+            why, fix = "there is no host of that name", "check --host"
+        elif isinstance(reason, ConnectionRefusedError):
+            why, fix = "connection refused", f"does this still run? {_PORT_FORWARD}"
+        elif isinstance(reason, TimeoutError):
+            why = f"not within {_TIMEOUT_S:.0f} s"
+        elif isinstance(reason, http.client.HTTPException | ConnectionResetError):
+            why, fix = "it hung up, or speaks no HTTP", "try https://"
+        return Unavailable(what, why=why, fix=fix or "check --host and the network")
 
     def _is_no_kubeflow(self, why: str) -> Unavailable:
         return Unavailable(
@@ -264,33 +254,21 @@ class Server:
 
     def _explain(self, refused: _Refused, what: str) -> NoReturn:
         status, message = refused.status, refused.message
-        if 300 <= status < 400 or status == 401:
-            raise Unavailable(
-                f"Kubeflow Pipelines at {self.host} wants to know who you are",
-                why=message or f"HTTP {status}",
-                fix=f"put a token into {TOKEN_VARIABLE}",
-            )
-        if status == 403:
-            raise Unavailable(
-                f"Kubeflow Pipelines at {self.host} does not allow {what}",
-                why=message,
-                fix="is --namespace yours, and may your token use it?",
-            )
         if status == 404 and not refused.is_of_api:
             raise self._is_no_kubeflow("it has no such API")
-        if "namespace" in message.lower():
-            raise Unavailable(
-                f"Kubeflow Pipelines at {self.host} refused {what}", why=message, fix="check --namespace"
-            )
-        if "unknown field" in message:
-            raise Unavailable(
-                f"Kubeflow Pipelines at {self.host} does not understand the pipeline",
-                why=message,
-                fix="upgrade it to 2.17, for which this version of hpml compiles",
-            )
-        raise Unavailable(
-            f"Kubeflow Pipelines at {self.host} refused {what}", why=f"HTTP {status}, {message}".rstrip(", ")
-        )
+        does, why, fix = f"refused {what}", message, ""
+        if 300 <= status < 400 or status == 401:
+            does, why = "wants to know who you are", message or f"HTTP {status}"
+            fix = f"put a token into {TOKEN_VARIABLE}"
+        elif status == 403:
+            does, fix = f"does not allow {what}", "is --namespace yours, and may your token use it?"
+        elif "namespace" in message.lower():
+            fix = "check --namespace"
+        elif "unknown field" in message:
+            does, fix = "does not understand the pipeline", _UPGRADE
+        else:
+            why = f"HTTP {status}, {message}".rstrip(", ")
+        raise Unavailable(f"Kubeflow Pipelines at {self.host} {does}", why=why, fix=fix)
 
 
 class _Refused(Exception):
@@ -298,26 +276,25 @@ class _Refused(Exception):
 
     def __init__(self, status: int, body: bytes) -> None:
         super().__init__(status)
-        self.status, self.message = status, ""
-        try:
-            told = json.loads(body)
-        except ValueError:
-            told = None
-        self.is_of_api = isinstance(told, dict)
-        if isinstance(told, dict):
-            message = told.get("message") or told.get("error_message") or told.get("error") or ""
-            self.message = str(message)[:500]
+        told = _told_in(body)
+        self.status, self.is_of_api = status, told is not None
+        words = [str(told[key]) for key in ("message", "error_message", "error") if told and told.get(key)]
+        self.message = words[0][:500] if words else ""
 
 
 def _is_no_log(text: str) -> bool:
     """Whether a server says, with status 200, that it has no log, or shows its start page."""
-    if text[:100].lstrip().lower().startswith("<!doctype html"):
-        return True
+    shows_page = text[:100].lstrip().lower().startswith("<!doctype html")
+    return shows_page or "error_message" in (_told_in(text) or {})
+
+
+def _told_in(text: str | bytes) -> dict[str, Any] | None:
+    """The JSON object that `text` is, if it is one."""
     try:
         told = json.loads(text)
     except (ValueError, RecursionError):
-        return False
-    return isinstance(told, dict) and "error_message" in told
+        return None
+    return told if isinstance(told, dict) else None
 
 
 def _first(error: ValidationError) -> str:

@@ -26,7 +26,7 @@ from typing import Any, Literal
 
 from hpml.components.__main__ import Job, arguments_of, source_digest
 from hpml.components.executor_input import HTML, METRICS, OUT, SUMMARY, Named
-from hpml.core.contract import signature
+from hpml.core.contract import signature, texts_in
 from hpml.core.errors import ConfigInvalid
 from hpml.pipelines.cluster import pods
 from hpml.pipelines.cluster.config import ClusterConfig, StageNeeds
@@ -36,9 +36,7 @@ from hpml.pipelines.stage_needs import needs_of
 from hpml.steps.container import WORK
 
 ArtifactType = Literal["Artifact", "Dataset", "Model", "Metrics", "HTML", "Markdown"]
-ParameterType = Literal["int", "float", "str"]
 Value = int | float | str
-PARAMETER_TYPES: Mapping[ParameterType, type] = {"int": int, "float": float, "str": str}
 
 # KFP labels a pod with its run; the label becomes this variable, and Kubernetes puts the variable's value
 # into an argument. As a parameter of the component, the run's id would keep KFP's cache from being hit.
@@ -60,7 +58,7 @@ class Parameter:
     name: str
     stage: str
     field: str
-    type: ParameterType
+    type: type[Value]
     default: Value
 
 
@@ -95,10 +93,10 @@ def components_of(plan: Plan, recipe: Recipe) -> list[Component]:
     settable = {item.name: item for node in plan.nodes.values() for item in _parameters(node)}
     found = []
     for node in plan.nodes.values():
-        own = _parameters(node)
-        names = {item.name for item in own}
-        others = [item for item in settable.values() if item.name not in names] if _checks(node) else []
-        found.append(_component(node, (*own, *others), tasks, recipe, plan))
+        parameters = {item.name: item for item in _parameters(node)}
+        if _checks(node):
+            parameters |= {name: item for name, item in settable.items() if name not in parameters}
+        found.append(_component(node, tuple(parameters.values()), tasks, recipe, plan))
     return found
 
 
@@ -125,10 +123,13 @@ def _component(
     inputs = {_artifact(tasks[step]): (_type_of(plan.nodes[step]), step) for step in node.parents()}
     launched = node.stage == "train" and node.config.nodes > 1  # type: ignore[attr-defined]
     needs = cluster.needs(node.stage)
+    command: tuple[str, ...] = ("python", "-m", "hpml.components")
     if launched:
         needs = _LAUNCHER.model_copy(update={"timeout_s": needs.timeout_s})
+        command = (*cluster.launcher, "--cluster", cluster.model_dump_json(exclude_defaults=True))
     assert needs.image, "the defaults are filled in"
-    arguments = _arguments(node, _names(node, tasks), parameters, cluster)
+    names = node.present({step: _artifact(task) for step, task in tasks.items()})
+    arguments = _arguments(node, names, parameters, cluster)
     told = pods.environment(cluster, "", recipe.name, node.name)
     environment = {name: value for name, value in told.items() if name != RUN_VARIABLE}
     if node.name == list(plan.nodes)[-1]:
@@ -140,19 +141,12 @@ def _component(
         outputs={OUT: _type_of(node), METRICS: "Metrics", **_PAGES.get(node.stage, {})},
         parameters=parameters,
         image=cluster.image(needs.image),
-        command=_command(cluster, launched),
+        command=command,
         arguments=arguments,
         environment={"HOME": "/tmp", **environment},  # noqa: S108 - the pod's own
         needs=needs,
         cached=_may_be_cached(node),
     )
-
-
-def _command(cluster: ClusterConfig, launched: bool) -> tuple[str, ...]:
-    if launched:
-        settings = cluster.model_dump_json(exclude_defaults=True)
-        return (*cluster.launcher, "--cluster", settings)
-    return ("python", "-m", "hpml.components")
 
 
 # ------------------------------------------------------------------------------------------------ interface
@@ -167,45 +161,32 @@ def _artifact(task: str) -> str:
     return task.replace("-", "_")
 
 
-def _names(node: Node, tasks: Mapping[str, str]) -> dict[str, Named]:
-    """Which artifact each input of a step is: {"model": "train", "teacher": "train"}."""
-    return {
-        name: _artifact(tasks[source])
-        if isinstance(source, str)
-        else {key: _artifact(tasks[step]) for key, step in source.items()}
-        for name, source in node.inputs.items()
-    }
-
-
 def _parameters(node: Node) -> tuple[Parameter, ...]:
-    found = []
-    needs = needs_of(node.stage)
-    for name in needs.settable:
-        if name in type(node.config).model_fields:
-            annotation = type(node.config).model_fields[name].annotation
-            value = getattr(node.config, name)
-            parameter = needs.settable_prefix + name
-            found.append(Parameter(parameter, node.stage, name, *_typed(annotation, value)))
-    return tuple(found)
+    needs, fields = needs_of(node.stage), type(node.config).model_fields
+    return tuple(
+        Parameter(
+            needs.settable_prefix + name,
+            node.stage,
+            name,
+            *_typed(fields[name].annotation, getattr(node.config, name)),
+        )
+        for name in needs.settable
+        if name in fields
+    )
 
 
-def _typed(annotation: Any, value: Any) -> tuple[ParameterType, Value]:
+def _typed(annotation: Any, value: Any) -> tuple[type[Value], Value]:
     """The type and the default of a parameter; one that may be none is a text, empty for none."""
-    if annotation is int:
-        return "int", value
-    if annotation is float:
-        return "float", value
-    return "str", "" if value is None else str(value)
+    if annotation in (int, float):
+        return annotation, value
+    return str, "" if value is None else str(value)
 
 
 # --------------------------------------------------------------------------------------------- command line
 
 
 def _arguments(
-    node: Node,
-    names: Mapping[str, Named],
-    parameters: Iterable[Parameter],
-    cluster: ClusterConfig,
+    node: Node, names: Mapping[str, Named], parameters: Iterable[Parameter], cluster: ClusterConfig
 ) -> tuple[str, ...]:
     """The arguments of the entrypoint. Where artifacts are is said by the engine input, "{{$}}"."""
     config = node.config.model_dump(mode="json")
@@ -222,11 +203,11 @@ def _arguments(
     )
     arguments = arguments_of(job)
     for parameter in parameters:
-        value = f"{{{{$.inputs.parameters['{parameter.name}']}}}}"
-        if parameter.stage == node.stage:
-            arguments += ["--set", f"{parameter.field}={value}"]
-        else:
-            arguments += ["--check", f"{parameter.stage}.{parameter.field}={value}"]
+        own = parameter.stage == node.stage
+        flag, field = (
+            ("--set", parameter.field) if own else ("--check", f"{parameter.stage}.{parameter.field}")
+        )
+        arguments += [flag, f"{field}={{{{$.inputs.parameters['{parameter.name}']}}}}"]
     if names:
         arguments += ["--names", json.dumps(names)]
     return (*arguments, "--executor-input", "{{$}}")
@@ -246,8 +227,7 @@ def _scratch(node: Node, cluster: ClusterConfig) -> str:
 def _check_reachable(node: Node) -> None:
     """Refuse data that only this machine has."""
     section = "data" if node.stage == "prepare" else node.stage
-    for name in type(node.config).model_fields:
-        value = getattr(node.config, name)
+    for name, value in node.config:
         if isinstance(value, Path):
             raise ConfigInvalid(
                 f"step {node.name} cannot read {name}: {value} in a pod",
@@ -258,7 +238,7 @@ def _check_reachable(node: Node) -> None:
 
 def _check_inert(what: str, value: Any) -> None:
     """Refuse what KFP or Kubernetes would take for something to be replaced."""
-    for text in _texts(value):
+    for text in texts_in(value):
         for mark in ("{{", "$("):
             if mark in text:
                 raise ConfigInvalid(
@@ -266,19 +246,6 @@ def _check_inert(what: str, value: Any) -> None:
                     why=f"{text[:60]!r} contains {mark!r}, which is replaced on the way",
                     fix="write it without",
                 )
-
-
-def _texts(value: Any) -> Iterable[str]:
-    """Every string in a JSON value, keys included."""
-    if isinstance(value, str):
-        yield value
-    elif isinstance(value, Mapping):
-        for key, item in value.items():
-            yield str(key)
-            yield from _texts(item)
-    elif isinstance(value, list):
-        for item in value:
-            yield from _texts(item)
 
 
 # ---------------------------------------------------------------------------------------------------- cache

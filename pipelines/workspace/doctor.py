@@ -22,7 +22,7 @@ from hpml.targets import TARGETS
 def examine(cluster: ClusterConfig) -> list[Finding]:
     """Look at everything. Imports none of the heavy libraries, and contacts nothing but the cluster."""
     return [
-        _python(),
+        Finding("python", "ok", f"{platform.python_version()} at {sys.prefix}"),
         _machine(),
         *(_library(name, advice, optional=optional) for name, advice, optional in _LIBRARIES),
         _gpus(),
@@ -50,10 +50,6 @@ _LIBRARIES = (
 )
 
 
-def _python() -> Finding:
-    return Finding("python", "ok", f"{platform.python_version()} at {sys.prefix}")
-
-
 def _machine() -> Finding:
     identity = hardware.identity()
     flags = identity["cpu_flags"] or "none that we know"
@@ -76,11 +72,10 @@ def _gpus() -> Finding:
 
 
 def _container_engine() -> Finding:
-    for name in ("podman", "docker"):
-        program = shutil.which(name)
-        if program and _answers([program, "info"]):
+    present = {name: program for name in ("podman", "docker") if (program := shutil.which(name))}
+    for name, program in present.items():
+        if _answers([program, "info"]):
             return Finding("containers", "ok", f"{name} at {program}")
-    present = [name for name in ("podman", "docker") if shutil.which(name)]
     if present:
         found = f"{' and '.join(present)}: the command is here, its engine does not answer"
         return Finding("containers", "optional", found, "start the engine, to run the stages in containers")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import math
 import os
 import sys
 from pathlib import Path
@@ -32,18 +33,12 @@ def ask(data: str, model: str, max_accuracy_drop: float | None) -> tuple[str, st
     missing = [flag for flag, answer in given.items() if answer in ("", None)]
     if missing and not sys.stdin.isatty():
         raise UsageError(f"init needs {', '.join(missing)}", why="there is no terminal to ask on")
-    return (
-        data or str(typer.prompt("Data (mnist5k, digits, a folder, an .npz)", default="mnist5k", err=True)),
-        model
-        or str(typer.prompt("Model (cnn, resnet18, vit, module:callable)", default="resnet18", err=True)),
-        max_accuracy_drop
-        if max_accuracy_drop is not None
-        else float(
-            typer.prompt(
-                "Top-1 you would trade for speed (0.01: one point)", default=0.01, type=float, err=True
-            )
-        ),
-    )
+    data = data or typer.prompt("Data (mnist5k, digits, a folder, an .npz)", default="mnist5k", err=True)
+    model = model or typer.prompt("Model (cnn, resnet18, vit, module:callable)", default="resnet18", err=True)
+    if max_accuracy_drop is None:
+        question = "Top-1 you would trade for speed (0.01: one point)"
+        max_accuracy_drop = float(typer.prompt(question, default=0.01, type=float, err=True))
+    return data, model, max_accuracy_drop
 
 
 def write(file: Path, data: str, model: str, max_accuracy_drop: float) -> tuple[str, ...]:
@@ -112,15 +107,12 @@ def _preview(source: dict[str, Any]) -> Preview | None:
 
 def _side(source: dict[str, Any], model: str, preview: Preview | None) -> int | None:
     """The `image_size` to write; None where the source's own does."""
-    if preview is None or (source["source"] != "folder" and model != "vit"):
-        return None
-    if source["source"] == "mnist5k":
-        return None  # 32 by itself
-    side = max(preview.largest_hw)
-    if source["source"] == "folder":  # the only one whose images can be shrunk
-        side = min(side, _LARGEST_SIDE)
+    is_folder = source["source"] == "folder"  # the only one whose images can be shrunk
+    if preview is None or source["source"] == "mnist5k" or not (is_folder or model == "vit"):
+        return None  # mnist5k is 32 by itself
+    side = min(max(preview.largest_hw), _LARGEST_SIDE) if is_folder else max(preview.largest_hw)
     side = max(side, _SMALLEST_SIDE)
-    return side if model != "vit" else -(-side // _VIT_PATCH) * _VIT_PATCH
+    return side if model != "vit" else math.ceil(side / _VIT_PATCH) * _VIT_PATCH
 
 
 def _model(name: str, side: int) -> str | dict[str, Any]:

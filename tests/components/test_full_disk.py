@@ -77,8 +77,8 @@ def test_a_small_file_is_replaced_whole_or_not_and_named(
 def test_events_that_the_disk_does_not_take_come_with_the_next_and_none_is_cut(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outbox = Outbox(tmp_path / "tracking.jsonl")
-    outbox.run_started("r1", "quickstart", {})
+    outbox = Outbox(tmp_path / "tracking.jsonl", "r1", "quickstart")
+    outbox.run_started({}, {})
 
     class Cramped(io.FileIO):
         def write(self, data: Any) -> int:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sqlite3
 import subprocess
@@ -38,8 +39,8 @@ def path(tmp_path: Path) -> Path:
 
 
 def write_a_run(path: Path, *, steps: int = 3, points: int = 5) -> None:
-    outbox = Outbox(path)
-    outbox.run_started("r1", "quickstart", {"data": {"source": "digits"}}, {"hpml.version": "1"})
+    outbox = Outbox(path, "r1", "quickstart")
+    outbox.run_started({"data": {"source": "digits"}}, {"hpml.version": "1"})
     for step in range(steps):
         outbox.step_started(f"step{step}", {"lr": 0.1})
         for index in range(points):
@@ -103,8 +104,13 @@ def test_what_was_sent_but_not_acknowledged_is_sent_again_and_counts_once(path: 
 @contextmanager
 def sending(path: Path, uri: str, *earlier: Path) -> Iterator[subprocess.Popen[str]]:
     """A sender in a process of its own."""
-    command = [sys.executable, "-m", "hpml.io.tracking", str(path), uri, *map(str, earlier)]
-    sender = subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+    sender = subprocess.Popen(
+        [sys.executable, "-m", "hpml.io.tracking", str(path), *map(str, earlier)],
+        env=os.environ | {"MLFLOW_TRACKING_URI": uri},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
     try:
         yield sender
     finally:
@@ -130,8 +136,8 @@ def test_a_sender_killed_at_work_loses_and_doubles_nothing(path: Path, uri: str)
 
 def test_events_arrive_as_they_are_written(path: Path, uri: str, tmp_path: Path) -> None:
     write_a_run(tmp_path / "earlier.jsonl")
-    outbox = Outbox(path)
-    outbox.run_started("r2", "second", {})
+    outbox = Outbox(path, "r2", "second")
+    outbox.run_started({}, {})
     with sending(path, uri, tmp_path / "earlier.jsonl") as sender:
         outbox.step_started("train", {})
         outbox.metric("train", "loss", 0.5, 0, 1000.0)
@@ -139,7 +145,7 @@ def test_events_arrive_as_they_are_written(path: Path, uri: str, tmp_path: Path)
             assert sender.poll() is None
             time.sleep(0.05)
         assert runs["train"].info.status == "RUNNING"
-        outbox.step_ended("train", "FAILED", {}, 1.0)
+        outbox.step_ended("train", "FAILED", {}, 1.0, {})
         outbox.run_ended("FAILED")
         assert sender.communicate(timeout=60) == ("", "")
         assert sender.returncode == 0
@@ -152,8 +158,8 @@ def test_events_arrive_as_they_are_written(path: Path, uri: str, tmp_path: Path)
 def test_an_end_that_comes_while_others_are_sent_is_not_taken_for_sent(
     path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outbox = Outbox(path)
-    outbox.run_started("r1", "quickstart", {})
+    outbox = Outbox(path, "r1", "quickstart")
+    outbox.run_started({}, {})
     send = tracking._Sink.send
 
     def send_and_end(self: tracking._Sink, events: list[dict[str, Any]]) -> list[str]:
@@ -208,22 +214,22 @@ def test_two_senders_of_one_outbox_take_turns(path: Path, uri: str) -> None:
 
 
 def test_a_resumed_run_is_the_same_run(path: Path, uri: str) -> None:
-    first = Outbox(path)
-    first.run_started("r1", "quickstart", {"a": 1})
+    first = Outbox(path, "r1", "quickstart")
+    first.run_started({"a": 1}, {})
     first.step_started("train", {})
     first.metric("train", "loss", 1.0, 0, 1000.0)
-    first.step_ended("train", "KILLED", {}, 1.0)
+    first.step_ended("train", "KILLED", {}, 1.0, {})
     first.run_ended("KILLED")
     assert drain(path, uri).ended
     with path.open("ab") as file:
         file.write(b'{"event": "ended", "run": "r1", "st')  # cut short by a crash
-    again = Outbox(path)
-    again.run_started("r1", "quickstart", {"a": 1})
+    again = Outbox(path, "r1", "quickstart")
+    again.run_started({"a": 1}, {})
     again.step_started("train", {})
     assert not drain(path, uri).ended
     assert tracked(uri)[""].info.status == tracked(uri)["train"].info.status == "RUNNING"
     again.metric("train", "loss", 0.5, 1, 1001.0)
-    again.step_ended("train", "FINISHED", {}, 1.0)
+    again.step_ended("train", "FINISHED", {}, 1.0, {})
     again.run_ended("FINISHED")
     assert drain(path, uri).ended
     runs = tracked(uri)
@@ -255,8 +261,7 @@ def sink_with_a_rival(
 
 
 def some_events(path: Path) -> list[dict[str, Any]]:
-    outbox = Outbox(path)
-    outbox.run_joined("r1", "quickstart")
+    outbox = Outbox(path, "r1", "quickstart")
     outbox.step_started("train", {"lr": 0.1})
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -295,8 +300,7 @@ def test_a_younger_rival_that_withdraws_leaves_ours(
 def test_a_run_that_was_withdrawn_after_it_was_found_is_replaced(
     path: Path, uri: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    outbox = Outbox(path)
-    outbox.run_joined("r1", "quickstart")
+    outbox = Outbox(path, "r1", "quickstart")
     outbox.step_started("train", {})
     assert drain(path, uri).remaining == 0
     find = tracking._Sink._find
@@ -333,11 +337,11 @@ def test_a_run_of_someone_else_is_adopted_and_left_open(
 
 
 def test_what_mlflow_refuses_is_told_and_holds_up_nothing(path: Path, uri: str) -> None:
-    outbox = Outbox(path)
-    outbox.run_started("r1", "quickstart", {"a": 1})
-    outbox.run_started("r1", "quickstart", {"a": 1})
+    outbox = Outbox(path, "r1", "quickstart")
+    outbox.run_started({"a": 1}, {})
+    outbox.run_started({"a": 1}, {})
     assert not drain(path, uri).refused
-    outbox.run_started("r1", "quickstart", {"a": 2}, {"later": "yes"})
+    outbox.run_started({"a": 2}, {"later": "yes"})
     outbox.run_ended("FINISHED")
     drained = drain(path, uri)
     assert drained.ended and len(drained.refused) == 1
@@ -346,10 +350,10 @@ def test_what_mlflow_refuses_is_told_and_holds_up_nothing(path: Path, uri: str) 
 
 
 def test_names_and_lengths_that_mlflow_does_not_allow_are_made_to_fit(path: Path, uri: str) -> None:
-    outbox = Outbox(path)
-    outbox.run_started("r1", "quickstart", {"variants": {"pruned+int8": "x" * 7000}})
+    outbox = Outbox(path, "r1", "quickstart")
+    outbox.run_started({"variants": {"pruned+int8": "x" * 7000}}, {})
     outbox.step_started("a", {})
-    outbox.step_ended("a", "FINISHED", {"top@1": float("nan"), "p99": float("inf")}, 1.0)
+    outbox.step_ended("a", "FINISHED", {"top@1": float("nan"), "p99": float("inf")}, 1.0, {})
     drained = drain(path, uri)
     assert drained.remaining == 0 and not drained.refused
     runs = tracked(uri)
@@ -380,7 +384,7 @@ def test_two_processes_may_be_the_first_to_use_a_store(tmp_path: Path) -> None:
 
 
 def test_an_outbox_without_events_is_nothing_to_send(path: Path, uri: str) -> None:
-    Outbox(path)
+    Outbox(path, "r1", "quickstart")
     drained = drain(path, uri)
     assert (drained.remaining, drained.ended, drained.problem) == (0, False, "")
 
@@ -397,8 +401,8 @@ def test_a_deleted_store_is_another_store_and_gets_everything(path: Path, tmp_pa
     uri = f"sqlite:///{place / 'mlflow.db'}"
     assert store_identity(uri) == ""
     # A process that has the deleted file open cannot see the new one: SQLAlchemy keeps its connections.
-    again = [sys.executable, "-m", "hpml.io.tracking", str(path), uri]
-    subprocess.run(again, check=True, timeout=120)
+    again = [sys.executable, "-m", "hpml.io.tracking", str(path)]
+    subprocess.run(again, check=True, timeout=120, env=os.environ | {"MLFLOW_TRACKING_URI": uri})
     assert store_identity(uri) not in ("", first)
     with sqlite3.connect(place / "mlflow.db") as store:
         assert store.execute("SELECT count(*) FROM runs").fetchone() == (4,)
@@ -477,7 +481,7 @@ def test_the_identity_of_a_server_has_no_credentials_and_needs_no_mlflow() -> No
 
 
 def test_secrets_never_reach_the_disk(path: Path) -> None:
-    outbox = Outbox(path)
+    outbox = Outbox(path, "r1", "quickstart")
     params = {
         "db": {"password": "hunter2", "aws_secret_access_key": "hunter2", "api-key": "hunter2"},
         "source": {"url": "https://user:hunter2@host/data?X-Amz-Signature=hunter2&part=1&token=hunter2"},
@@ -485,7 +489,7 @@ def test_secrets_never_reach_the_disk(path: Path) -> None:
         "credentials": {"a": "hunter2"},
         "empty": {"password": ""},
     }
-    outbox.run_started("r1", "quickstart", params, {"where": "postgresql://me:hunter2@host/db"})
+    outbox.run_started(params, {"where": "postgresql://me:hunter2@host/db"})
     text = path.read_text()
     assert "hunter2" not in text
     event = json.loads(text)

@@ -22,7 +22,7 @@ from hpml.pipelines.engine.execution import first_failure
 from hpml.pipelines.engine.run_record import RunRecord
 from hpml.pipelines.kubeflow import compile as kubeflow
 from hpml.pipelines.kubeflow import remote_runs as kubeflow_runs
-from hpml.pipelines.kubeflow.remote_runs import find_target, log, refresh, remote_run, schedule, submit, wait
+from hpml.pipelines.kubeflow.remote_runs import Target, log, refresh, remote_run, schedule, submit, wait
 from tests.compiling import compiled
 
 RECIPE = Path(__file__).parents[1] / "chain_recipe.yaml"
@@ -64,7 +64,7 @@ def listener() -> Talkative:
 
 def submitted(home: Path, api: Api, listener: Listener, **given: str) -> RunRecord:
     chosen = {"experiment": "", "namespace": "", **given}
-    target = find_target(api.host, in_cluster=False, **chosen)
+    target = Target(api.host, **chosen)
     return submit(home, recipe.load(RECIPE), target, listener)
 
 
@@ -624,7 +624,7 @@ def test_a_run_of_this_machine_is_not_remote(home: Path) -> None:
 
 
 def test_a_schedule(api: Api, listener: Listener) -> None:
-    target = find_target(api.host, in_cluster=False, experiment="", namespace="")
+    target = Target(api.host)
     assert schedule(recipe.load(RECIPE), target, "0 3 * * 1-5", listener) == "every-night"
     path, body = api.bodies[-1]
     assert path == "/apis/v2beta1/recurringruns"
@@ -634,7 +634,7 @@ def test_a_schedule(api: Api, listener: Listener) -> None:
 
 
 def test_a_schedule_that_is_none_is_refused_before_anything_is_asked(api: Api, listener: Listener) -> None:
-    target = find_target(api.host, in_cluster=False, experiment="", namespace="")
+    target = Target(api.host)
     with pytest.raises(UsageError, match="is no hour"):
         schedule(recipe.load(RECIPE), target, "0 25 * * *", listener)
     assert api.asked == []

@@ -70,8 +70,8 @@ def test_a_wall_clock_that_jumps_back_leaves_the_times_of_a_run_alone(run_five: 
 def test_a_wall_clock_that_jumps_back_leaves_the_times_of_a_step_alone(tmp_path: Path) -> None:
     manifest = execute(Job("noop_stages:start", {}, {}, str(tmp_path / "out")))
     assert 0 < manifest.lineage.seconds < YEAR_S
-    outbox = Outbox(tmp_path / "outbox.jsonl")
-    outbox.run_started("r1", "five", {})
+    outbox = Outbox(tmp_path / "outbox.jsonl", "r1", "five")
+    outbox.run_started({}, {})
     outbox.run_ended("FINISHED")
     told_s = [json.loads(line)["time_s"] for line in outbox.path.read_text().splitlines()]
     assert 0 <= told_s[1] - told_s[0] < YEAR_S

@@ -235,7 +235,7 @@ def test_a_store_that_is_lost_does_not_hide_why_the_step_failed(
 
 def test_two_runs_may_compute_the_same_key(open_store: Callable[..., ObjectStore], tmp_path: Path) -> None:
     stores = [open_store("a"), open_store("b")]
-    assert all(store.try_lock("key") for store in stores)
+    assert all(store.try_begin("key", alone=True) for store in stores)
     uris = [deliver(store, tmp_path, REPORT) for store in stores]
     found: list[str] = []
 

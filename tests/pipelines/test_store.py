@@ -144,21 +144,25 @@ def test_gc_waits_for_no_run_and_harms_none(store: Store) -> None:
 
 
 def test_a_key_is_computed_by_one(store: Store) -> None:
-    lock = store.try_lock("a")
-    assert lock is not None and store.try_lock("a") is None and store.try_lock("b") is not None
-    lock.release()
-    assert store.try_lock("a") is not None
+    held = store.try_begin("a", alone=False)
+    assert held is not None and store.try_begin("a", alone=False) is None
+    assert store.try_begin("b", alone=False) is not None
+    held.close()
+    assert store.try_begin("a", alone=False) is not None
 
 
 def test_who_measures_has_the_machine_alone(store: Store) -> None:
-    shares = [store.try_machine(alone=False) for _ in range(2)]
-    assert store.try_machine(alone=True) is None
+    shares = [store.try_begin(key, alone=False) for key in ("a", "b")]
+    assert store.try_begin("c", alone=True) is None
     for share in shares:
         assert share is not None
-        share.release()
-    alone = store.try_machine(alone=True)
-    assert alone is not None and store.try_machine(alone=False) is None
-    alone.release()
+        share.close()
+    alone = store.try_begin("c", alone=True)
+    assert alone is not None and store.try_begin("a", alone=False) is None
+    alone.close()
+    again = store.try_begin("a", alone=False)
+    assert again is not None, "what was refused holds nothing"
+    again.close()
 
 
 def test_copy_out_replaces_the_folder_whole(store: Store, tmp_path: Path) -> None:

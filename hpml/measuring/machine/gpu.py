@@ -3,13 +3,9 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TypeVar
 
 from hpml.core import nvml
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -34,8 +30,9 @@ def energy_mj() -> float | None:
     with nvml.opened() as library:
         if library is None:
             return None
-        used = [_told(library.energy_mj, device) for device in library.devices()]
-    return float(sum(used)) if used and None not in used else None  # type: ignore[arg-type]
+        counter = "nvmlDeviceGetTotalEnergyConsumption"  # of GPUs from Volta on
+        used = [library.number(counter, device, of=ctypes.c_ulonglong) for device in library.devices()]
+    return float(sum(used)) if used and None not in used else None
 
 
 def memory_bytes(pid: int) -> int | None:
@@ -43,7 +40,7 @@ def memory_bytes(pid: int) -> int | None:
     with nvml.opened() as library:
         if library is None:
             return None
-        of_devices = [_told(library.memory_of_processes, device) or {} for device in library.devices()]
+        of_devices = [library.memory_of_processes(device) for device in library.devices()]
     used = [processes[pid] for processes in of_devices if pid in processes]
     return sum(used) if used else None
 
@@ -64,18 +61,12 @@ def _words(value: float | None) -> str:
 
 
 def _state(library: nvml.Nvml, device: ctypes.c_void_p) -> GpuState:
+    power_mw = library.number("nvmlDeviceGetPowerUsage", device)
+    slowed_by = library.number("nvmlDeviceGetCurrentClocksThrottleReasons", device, of=ctypes.c_ulonglong)
     return GpuState(
-        sm_clock_mhz=_told(library.sm_clock_mhz, device),
-        max_sm_clock_mhz=_told(library.max_sm_clock_mhz, device),
-        power_w=_told(library.power_w, device),
-        temperature_c=_told(library.temperature_c, device),
-        throttled=_told(library.is_slowed, device),
+        sm_clock_mhz=library.number("nvmlDeviceGetClockInfo", device, nvml.CLOCK_SM),
+        max_sm_clock_mhz=library.number("nvmlDeviceGetMaxClockInfo", device, nvml.CLOCK_SM),
+        power_w=None if power_mw is None else power_mw / 1000,
+        temperature_c=library.number("nvmlDeviceGetTemperature", device, nvml.TEMPERATURE_GPU),
+        throttled=None if slowed_by is None else bool(slowed_by & nvml.SLOWED),
     )
-
-
-def _told(question: Callable[[ctypes.c_void_p], T], device: ctypes.c_void_p) -> T | None:
-    """The answer; None where this GPU, or its driver, has none."""
-    try:
-        return question(device)
-    except nvml.NvmlError:
-        return None

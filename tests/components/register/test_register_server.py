@@ -96,11 +96,11 @@ def test_a_run_is_tracked_over_http_once(
     server: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     path = tmp_path / "outbox.jsonl"
-    outbox = Outbox(path)
-    outbox.run_started("r1", "over-http", {"a": 1})
+    outbox = Outbox(path, "r1", "over-http")
+    outbox.run_started({"a": 1}, {})
     outbox.step_started("train", {"lr": 0.1})
     outbox.metric("train", "loss", 0.5, 0, 1000.0)
-    outbox.step_ended("train", "FINISHED", {"accuracy": 0.9}, 1.0)
+    outbox.step_ended("train", "FINISHED", {"accuracy": 0.9}, 1.0, {})
     outbox.run_ended("FINISHED")
     for _ in range(2):
         assert drain(path, server).ended
