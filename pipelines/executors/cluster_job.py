@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Any
 
-from hpml.core.errors import ExitCode, StageFailed, Unavailable
+from hpml.core.errors import ExitCode, HpmlError, StageFailed, Unavailable
 from hpml.pipelines.cluster import causes, pods
 from hpml.pipelines.cluster import client as kube
 from hpml.pipelines.cluster.causes import Cause, Patience
-from hpml.pipelines.cluster.client import CONFIGMAPS, JOBS, PODS, Json, Namespace
+from hpml.pipelines.cluster.client import CONFIGMAPS, JOBS, Json, Namespace
+from hpml.pipelines.cluster.follower import Follower
 
 CONTAINER = "step"
 _LOOK_EVERY_S = 0.5
@@ -73,60 +73,39 @@ class JobRunner:
         self.cluster.create(JOBS, self.body)
         if self.stopping:  # before there was anything to delete
             self.stop()
-        pod = self._wait_for_start()
-        if pod:
-            for line in self.cluster.log(pod, CONTAINER):
-                self.write(line)
-        return self._wait_for_end()
-
-    def _look(self) -> tuple[Json | None, Json | None]:
-        """The Job and its newest pod, as they are now."""
-        pods = self.cluster.find(PODS, labels=f"job-name={self.name}")
-        job = self.cluster.get(JOBS, self.name)
-        return job, max(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), default=None)
-
-    # ------------------------------------------------------------------------------------------------- start
-
-    def _wait_for_start(self) -> Json | None:
-        """The pod, once its program runs or has run; None if the Job ended without."""
-        for_room = Patience(self.timeout_s, self.say)
-        for_others = Patience(self.pending_s, self.say)
+        follower = Follower(self.cluster, f"job-name={self.name}", CONTAINER)
+        room, others = Patience(self.timeout_s, self.say), Patience(self.pending_s, self.say)
         while True:
-            job, pod = self._look()
-            if pod and causes.has_started(pod, CONTAINER):
-                self._waits_for = None
-                return pod
-            if job is None or _failure(job) or (pod and pod["status"].get("phase") == "Failed"):
-                return None
-            why = self._waits_for = self._why_it_waits(job, pod)
-            waiting = {self.name: why} if why else {}
+            pods = follower.look()
+            job, pod = self.cluster.get(JOBS, self.name), pods[-1] if pods else None
+            is_reading = any(follower.is_reading.values())
+            if not is_reading and (end := self._end(job, pod)):
+                return end
+            waiting = self._waiting(follower, job, pods)
+            self._waits_for = next(iter(waiting.values()), None)
+            for_room = {name: why for name, why in waiting.items() if _is_for_room(why)}
             try:
-                for_room.look(waiting if why and _is_for_room(why) else {})
-                for_others.look(waiting if why and not _is_for_room(why) else {})
+                room.look(for_room)
+                others.look({} if for_room else waiting)
             except Unavailable:
                 self.cluster.delete(JOBS, self.name)  # or it would start when nobody looks any more
                 raise
-            time.sleep(_LOOK_EVERY_S)
+            for _, line in follower.lines(self.timeout_s if is_reading else _LOOK_EVERY_S):
+                if isinstance(line, HpmlError):
+                    raise line
+                self.write(line)
 
-    def _why_it_waits(self, job: Json, pod: Json | None) -> Cause | None:
-        if pod:
-            return causes.cause(pod, self.cluster.events(pod["metadata"]["uid"]))
-        if job["spec"].get("suspend"):
+    def _waiting(self, follower: Follower, job: Json | None, pods: list[Json]) -> dict[str, Cause]:
+        """Why its program does not run, by the name of its pod; empty if it does, did, or never will."""
+        if job is None or _failure(job) or (pods and causes.has_started(pods[-1], CONTAINER)):
+            return {}
+        if not pods and job["spec"].get("suspend"):
             why = f"the Job {self.name} is suspended until its queue admits it"
-            return Cause(
-                "Suspended", why, "is Kueue there, and the queue? cluster.queue names it", waits=True
-            )
-        return causes.cause_of_refusal(self.cluster.events(job["metadata"]["uid"]))
+            fix = "is Kueue there, and the queue? cluster.queue names it"
+            return {"": Cause("Suspended", why, fix, waits=True)}
+        return follower.why_waiting(job, pods)
 
     # --------------------------------------------------------------------------------------------------- end
-
-    def _wait_for_end(self) -> JobOutcome:
-        while True:
-            job, pod = self._look()
-            end = self._end(job, pod)
-            if end:
-                return end
-            time.sleep(_LOOK_EVERY_S)
 
     def _end(self, job: Json | None, pod: Json | None) -> JobOutcome | None:
         """None: it has not ended, or the cluster has not yet noted that it has."""

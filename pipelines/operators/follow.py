@@ -10,11 +10,9 @@
 from __future__ import annotations
 
 import hashlib
-import queue
 import signal
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any, NoReturn
@@ -22,14 +20,14 @@ from typing import Any, NoReturn
 from hpml.core.contract import Events, canonical_json
 from hpml.core.errors import ExitCode, HpmlError, StageFailed, Terminated, Unavailable
 from hpml.io.relay import read_event
-from hpml.pipelines.cluster.causes import Cause, Patience, cause, cause_of_refusal, exit_code, has_started
+from hpml.pipelines.cluster.causes import Cause, Patience, cause, exit_code
 from hpml.pipelines.cluster.client import PODS, Json, Namespace, Say, say_on_stderr
+from hpml.pipelines.cluster.follower import Follower, Line
 from hpml.pipelines.operators.base import Operator, State, Training
 
 SPEC_DIGEST = "hpml.dev/spec"  # an annotation: what the job was made of
 RESTARTS_PER_NODE = 5  # without getting any further, before a training is given up
 POLL_S = 1.0
-LAST_LINES_S = 15.0  # for the logs to be read to their end, once the job is over
 ERROR = "error: "  # how a worker's last words begin, see hpml.core.errors
 
 
@@ -39,7 +37,6 @@ class _Node:
 
     name: str
     index: str
-    follower: threading.Thread | None = None
     exit_code: int | None = None
     cause: Cause | None = None
     error: str = ""
@@ -60,14 +57,18 @@ class Launch:
     owner: Json | None = None
     pod: str = ""
     say: Say = say_on_stderr
+    _follower: Follower = field(init=False)
     _nodes: dict[str, _Node] = field(default_factory=dict, init=False)  # by the uid of the pod
-    _lines: queue.SimpleQueue[tuple[str, str]] = field(default_factory=queue.SimpleQueue, init=False)
     _progress: dict[str, Any] = field(default_factory=dict, init=False)  # the furthest that was told
     _failed: dict[str, Any] = field(default_factory=dict, init=False)  # what rank 0 failed of since
     _restarts: int = field(default=0, init=False)  # of pods since
     _deadlines_s: dict[float, float] = field(
         default_factory=dict, init=False
     )  # monotonic, by the job's start
+
+    def __post_init__(self) -> None:
+        pods = self.operator.pods_of(self.training.name)
+        self._follower = Follower(self.kube, pods, self.operator.container)
 
     def run(self) -> None:
         """Return when the training is done.
@@ -78,7 +79,7 @@ class Launch:
         with self._deleted_if_stopped():
             job = self._made_or_found()
             state = self._followed(job)
-            self._pass_on_last_lines()
+            self._pass_on(self._follower.last_lines())
         if state.phase == "failed":
             raise self._failure(state)
         self._delete()
@@ -176,7 +177,7 @@ class Launch:
                     f"{self._called(job)} was deleted, and not by us",
                     fix="run again: it resumes from the last checkpoint",
                 )
-            seen = self.kube.find(PODS, labels=self.operator.pods_of(self.training.name))
+            seen = self._follower.look()
             self._look_at(seen)
             state = self.operator.state(found)
             if state.phase in ("succeeded", "failed"):
@@ -191,10 +192,10 @@ class Launch:
                     patience.look(self._waiting(found, seen))
                 except Unavailable as error:
                     self._give_up(error)
-            self._pass_on_lines(POLL_S)
+            self._pass_on(self._follower.lines(POLL_S))
 
     def _look_at(self, seen: list[Json]) -> None:
-        """Follow the log of every pod that has started, and remember how pods ended."""
+        """Remember which pods there were, and how they ended."""
         for pod in seen:
             uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
             if uid not in self._nodes:
@@ -204,27 +205,18 @@ class Launch:
                     self.say(f"node {index} is started again, as the pod {name}")
                 self._nodes[uid] = _Node(name, index)
             node = self._nodes[uid]
-            if node.follower is None and has_started(pod, self.operator.container):
-                node.follower = threading.Thread(target=self._read, args=(pod, uid), daemon=True)
-                node.follower.start()
             if node.cause is None and (ended := cause(pod, ())) and not ended.waits:
                 node.cause, node.exit_code = ended, exit_code(pod, self.operator.container)
                 self.say(f"{ended.why} ({ended.reason})")
 
     def _waiting(self, job: Json, seen: list[Json]) -> dict[str, Cause]:
         """Why there are no pods, or why those that are to run do not: by name."""
-        if not seen:
-            refused = cause_of_refusal(self.kube.events(job["metadata"]["uid"]))
-            why = f"no pod of {self._called(job)} has been created"
-            fix = "is the training operator running? hpml doctor"
-            return {"": refused or Cause("NoPods", why, fix, waits=True)}
-        pending = [pod for pod in seen if pod["status"].get("phase") == "Pending"]
-        if len(seen) - len(pending) >= self.training.min_nodes:
+        running = [pod for pod in seen if pod["status"].get("phase") != "Pending"]
+        if len(running) >= self.training.min_nodes:
             return {}
-        causes = {
-            pod["metadata"]["name"]: cause(pod, self.kube.events(pod["metadata"]["uid"])) for pod in pending
-        }
-        return {name: why for name, why in causes.items() if why}
+        why = f"no pod of {self._called(job)} has been created"
+        no_pods = {"": Cause("NoPods", why, "is the training operator running? hpml doctor", waits=True)}
+        return self._follower.why_waiting(job, seen) or ({} if seen else no_pods)
 
     def _check_time(self, state: State) -> None:
         """Raises StageFailed if the training is over its limit, at which the operator looks now and then."""
@@ -251,32 +243,15 @@ class Launch:
 
     # ----------------------------------------------------------------------------------------- what it says
 
-    def _read(self, pod: Json, uid: str) -> None:
-        """In a thread of its own: the lines of a pod, for the main thread to pass on."""
-        try:
-            for line in self.kube.log(pod, self.operator.container):
-                self._lines.put((uid, line))
-        except HpmlError as error:
-            self.say(f"the log of {pod['metadata']['name']} cannot be followed: {error}")
+    def _pass_on(self, lines: Iterable[Line]) -> None:
+        for uid, line in lines:
+            node = self._nodes[uid]
+            if isinstance(line, HpmlError):
+                self.say(f"the log of {node.name} cannot be followed: {line}")
+            else:
+                self._pass_on_line(node, line)
 
-    def _pass_on_lines(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while (left_s := until - time.monotonic()) > 0:
-            try:
-                uid, line = self._lines.get(timeout=left_s)
-            except queue.Empty:
-                return
-            self._pass_on(self._nodes[uid], line)
-
-    def _pass_on_last_lines(self) -> None:
-        until = time.monotonic() + LAST_LINES_S
-        followers = [node.follower for node in self._nodes.values() if node.follower]
-        while any(follower.is_alive() for follower in followers) and time.monotonic() < until:
-            self._pass_on_lines(0.1)
-        while not self._lines.empty():
-            self._pass_on_lines(0.1)
-
-    def _pass_on(self, node: _Node, line: str) -> None:
+    def _pass_on_line(self, node: _Node, line: str) -> None:
         event = read_event(line)
         if event is None:
             if line.startswith(ERROR):
