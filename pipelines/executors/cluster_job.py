@@ -150,10 +150,9 @@ def _end_of_pod(why: Cause, code: int | None, image: str) -> JobOutcome:
 
 def _failure(job: Json) -> str:
     """The reason of a Job that has failed, or that is about to; empty if it has not."""
-    for condition in job.get("status", {}).get("conditions") or ():
-        if condition["type"] in ("Failed", "FailureTarget") and condition["status"] == "True":
-            return str(condition.get("reason") or "Failed")
-    return ""
+    holding = causes.conditions(job)
+    failed = holding.get("Failed") or holding.get("FailureTarget")
+    return str(failed.get("reason") or "Failed") if failed else ""
 
 
 def _is_for_room(cause: Cause) -> bool:

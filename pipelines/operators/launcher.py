@@ -48,7 +48,7 @@ def pod_of_launcher(environment: Mapping[str, str]) -> str:
     return environment.get("HPML_POD_NAME") or environment.get("KFP_POD_NAME") or ""
 
 
-def owner_of_launcher(kube: Namespace, pod: str, say: Say = say_on_stderr) -> Json | None:
+def owner_of_launcher(kube: Namespace, pod: str, say: Say) -> Json | None:
     """What the job of the launcher in `pod` is to go with, as a reference; None for a pod of elsewhere.
 
     It is what controls the pod (a Job, a workflow): that outlives the pod, so that the next launcher finds
