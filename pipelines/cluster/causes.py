@@ -187,8 +187,8 @@ class Patience:
             return
         self._since_s = self._since_s or time.monotonic()
         waited_s, first = time.monotonic() - self._since_s, causes[min(causes)]
-        if waited_s >= self.give_up_s:
-            raise Unavailable(f"given up after {self.give_up_s:.0f} s", why=first.why, fix=first.fix)
         if waited_s >= min(SAY_AFTER_S, self.give_up_s / 2) and first.reason not in self._said:
             self._said.add(first.reason)
             self.say(f"waiting, for {self.give_up_s:.0f} s at most: {first.why} ({first.reason})")
+        if waited_s >= self.give_up_s:
+            raise Unavailable(f"given up after {self.give_up_s:.0f} s", why=first.why, fix=first.fix)
