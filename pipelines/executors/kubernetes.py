@@ -94,7 +94,7 @@ class Jobs:
         self._run, self._say = run, watcher.say
         self.tracks = bool(self._cluster.tracking_uri)
         self._reports = self.tracks and bool(settings.tracking_uri)
-        self._kube = self._connect(patience_s=_PATIENCE_S)
+        self._kube = kube.connect(self._cluster.namespace, patience_s=_PATIENCE_S, say=self._say)
         self.store = open_store(settings.home, self._cluster, self._say)
         self._runtime_environment: dict[str, RuntimeEnvironment] = {}
         self._owner = RunOwner(self._kube, run, self._recipe.name)
@@ -104,17 +104,15 @@ class Jobs:
         # Of the kind that a signal handler may put something into at any moment.
         self._ends: queue.SimpleQueue[tuple[int, JobOutcome]] = queue.SimpleQueue()
         self._to_come: set[str] = set()
-        self._pending_events = _PendingEvents(run, self._recipe.name, self._cluster.store)
-
-    def _connect(self, *, patience_s: float) -> kube.Namespace:
-        return kube.connect(self._cluster.namespace, patience_s=patience_s, say=self._say)
+        self._untold: list[tuple[str, Status, float, str]] = []  # name, status, seconds, cause of steps
 
     # -------------------------------------------------------------------------------- before anything runs
 
     def check(self, plan: Plan) -> None:
         """Ask the cluster for all that a run needs of it, and the images for what they hold."""
         launches = any(_is_launched(node) for node in plan.nodes.values())
-        found = cluster_doctor.needed(self._connect(patience_s=0), self._cluster, launches=launches)
+        at_once = kube.connect(self._cluster.namespace, patience_s=0, say=self._say)
+        found = cluster_doctor.needed(at_once, self._cluster, launches=launches)
         lacking = [finding for finding in found if finding.state == "missing"]
         for finding in lacking[1:]:
             self._say(f"{finding.found} -> {finding.advice}")
@@ -140,17 +138,17 @@ class Jobs:
         decisive = {"image", "cpus", "gpus", "node_selector", "tolerations"}
         pool = canonical_json(needs.model_dump(mode="json", include=decisive))
         if pool not in self._runtime_environment:
-            self._runtime_environment[pool] = self._ask(
-                needs, pods.object_name("about", needs.image or "", self._run, pool)
-            )
+            name = pods.object_name("about", needs.image or "", self._run, pool)
+            self._runtime_environment[pool] = self._ask(needs, name)
         return self._runtime_environment[pool]
 
     def _ask(self, needs: StageNeeds, name: str) -> RuntimeEnvironment:
-        image = self._image(needs)
+        assert needs.image, "the defaults are filled in"
+        image = self._cluster.image(needs.image)
         labels = pods.labels(self._run, "about")
         template = pods.pod_template(self._cluster, needs, [*_ENTRYPOINT, "--about"], labels=labels, env={})
         lines: list[str] = []
-        job_runner = self._attendant(name, template, needs, lines.append, self._say, timeout_s=_ABOUT_S)
+        job_runner = self._attendant(name, template, _ABOUT_S, lines.append, self._say)
         try:
             end = job_runner.attend()
         finally:
@@ -164,10 +162,6 @@ class Jobs:
                 why=end.cause or " ".join(lines[-1:])[:300],
                 fix="is it one of ours? cluster.images names them, make images builds them",
             ) from None
-
-    def _image(self, needs: StageNeeds) -> str:
-        assert needs.image, "the defaults are filled in"
-        return self._cluster.image(needs.image)
 
     def threads(self, stage: str) -> int:
         """As many as its pod has CPUs."""
@@ -187,7 +181,7 @@ class Jobs:
         name = pods.object_name(node.name, self._run)
         template, needs = self._pod_of(node, job, is_last)
         job_runner = self._attendant(
-            name, template, needs, transcript.write, lambda text: self._say(f"{node.name}: {text}")
+            name, template, needs.timeout_s, transcript.write, lambda text: self._say(f"{node.name}: {text}")
         )
         image = "" if _is_launched(node) else self.runtime_environment(node.stage).image
         self._running[number] = _Step(node.name, job_runner, transcript, image, is_last)
@@ -221,16 +215,8 @@ class Jobs:
         return template, ours
 
     def _attendant(
-        self,
-        name: str,
-        template: Json,
-        needs: StageNeeds,
-        write: Say,
-        say: Say,
-        *,
-        timeout_s: float | None = None,
+        self, name: str, template: Json, timeout_s: float | None, write: Say, say: Say
     ) -> JobRunner:
-        timeout_s = timeout_s or needs.timeout_s
         assert timeout_s, "the defaults are filled in"
         body = job_body(
             name,
@@ -256,9 +242,8 @@ class Jobs:
     def signal(self, job: int, number: signal.Signals) -> None:
         """SIGTERM deletes the Job, whose pod has 30 s to save; SIGKILL is not to wait for that any more."""
         if number == signal.SIGKILL:
-            self._ends.put(
-                (job, JobOutcome(ExitCode.TERMINATED, "it was stopped, and not waited for", certain=True))
-            )
+            end = JobOutcome(ExitCode.TERMINATED, "it was stopped, and not waited for", certain=True)
+            self._ends.put((job, end))
             return
         try:
             self._running[job].job_runner.stop()
@@ -277,9 +262,8 @@ class Jobs:
     def _concluded(self, step: _Step, end: JobOutcome) -> int:
         """The exit code of a step, whose failure is told where the engine looks for it."""
         if end.exit_code == 0 and end.image and step.image not in ("", end.image):
-            end = JobOutcome(
-                ExitCode.CONFIG_INVALID, _OTHER_IMAGE.format(end.image[:12], step.image[:12]), certain=True
-            )
+            cause = _OTHER_IMAGE.format(end.image[:12], step.image[:12])
+            end = JobOutcome(ExitCode.CONFIG_INVALID, cause, certain=True)
         said = step.transcript.failure
         if end.exit_code and said and not end.certain:
             step.transcript.fail(said["message"], said["exit_code"], str(said.get("traceback", "")))
@@ -288,7 +272,7 @@ class Jobs:
         if end.exit_code and not said:
             status: Status = "KILLED" if end.exit_code == ExitCode.TERMINATED else "FAILED"
             seconds = time.monotonic() - step.started_at_s
-            self._pending_events.steps.append((step.name, status, seconds, end.cause))
+            self._untold.append((step.name, status, seconds, end.cause))
         self._over.append((step, end))
         return end.exit_code
 
@@ -314,9 +298,29 @@ class Jobs:
         if self._reports and self._over:
             told = any(step.is_last and not end.exit_code for step, end in self._over)
             try:
-                self._pending_events.leave(None if told else _MLFLOW_STATUS.get(status, "FAILED"))
+                self._leave_events(None if told else _MLFLOW_STATUS.get(status, "FAILED"))
             except HpmlError as error:
                 self._say(f"MLflow will not hear how the run ended: {error}")
+
+    def _leave_events(self, status: Status | None) -> None:
+        """Leave what MLflow does not hear from the steps: ends of those that were killed, and of the run.
+
+        It is put where steps leave what they could not send, and so arrives with the next step of any run.
+        status: of the run; None if its last step has told. Raises Unavailable.
+        """
+        if not self._untold and not status:
+            return
+        with tempfile.TemporaryDirectory(prefix="hpml-") as folder:
+            outbox = Outbox(Path(folder, "outbox.jsonl"))
+            outbox.run_joined(self._run, self._recipe.name)
+            for name, step_status, seconds, cause in self._untold:
+                outbox.step_ended(name, step_status, {}, seconds, {"error": cause})
+            if status:
+                outbox.run_ended(status)
+            else:
+                outbox.closed()
+            uri = f"{self._cluster.store}/tracking/{self._run}/executor.{uuid4().hex[:12]}.jsonl"
+            storage.write_text(uri, outbox.path.read_text())
 
 
 _ENTRYPOINT = ("python", "-m", "hpml.components")
@@ -329,30 +333,3 @@ _OTHER_IMAGE = (
 def _is_launched(node: Node) -> bool:
     """Whether its work is done by other pods, which it launches."""
     return node.stage == "train" and getattr(node.config, "nodes", 1) > 1
-
-
-class _PendingEvents:
-    """What MLflow does not hear from the steps themselves: ends of those that were killed, and of the run.
-
-    It is put where steps leave what they could not send, and so arrives with the next step of any run.
-    """
-
-    def __init__(self, run: str, recipe: str, store: str) -> None:
-        self._run, self._recipe, self._store = run, recipe, store
-        self.steps: list[tuple[str, Status, float, str]] = []  # name, status, seconds, cause
-
-    def leave(self, status: Status | None) -> None:
-        """Put it there. status: of the run; None if its last step has told. Raises Unavailable."""
-        if not self.steps and not status:
-            return
-        with tempfile.TemporaryDirectory(prefix="hpml-") as folder:
-            outbox = Outbox(Path(folder, "outbox.jsonl"))
-            outbox.run_joined(self._run, self._recipe)
-            for name, step_status, seconds, cause in self.steps:
-                outbox.step_ended(name, step_status, {}, seconds, {"error": cause})
-            if status:
-                outbox.run_ended(status)
-            else:
-                outbox.closed()
-            uri = f"{self._store}/tracking/{self._run}/executor.{uuid4().hex[:12]}.jsonl"
-            storage.write_text(uri, outbox.path.read_text())
