@@ -30,8 +30,7 @@ def queue_label(queue: str) -> dict[str, str]:
 
 def label_value(text: str) -> str:
     """`text` as Kubernetes allows the value of a label; what had to be changed is told apart by a digest."""
-    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-_.")
-    return plain if plain == text and len(text) <= 63 else f"{plain[:54]}-{_short_digest(text)}"
+    return _told_apart(re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-_."), text, 63)
 
 
 def object_name(*parts: str) -> str:
@@ -40,12 +39,20 @@ def object_name(*parts: str) -> str:
     52, because controllers append to a job's name what tells its pods apart.
     """
     text = "-".join(parts)
-    plain = re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")
-    return plain if plain == text and len(text) <= 52 else f"{plain[:43].rstrip('-')}-{_short_digest(text)}"
+    return _told_apart(re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-"), text, 52)
 
 
-def _short_digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+def _told_apart(plain: str, text: str, most: int) -> str:
+    """`plain`, with a digest of `text` where that is another text or longer than `most` characters."""
+    if plain == text and len(text) <= most:
+        return text
+    return f"{plain[: most - 9].rstrip('-')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def owner_reference(item: Mapping[str, Any]) -> dict[str, str]:
+    """How something says that the object `item` is its owner."""
+    name, uid = item["metadata"]["name"], item["metadata"]["uid"]
+    return {"apiVersion": item["apiVersion"], "kind": item["kind"], "name": name, "uid": uid}
 
 
 def environment(cluster: ClusterConfig, run: str, recipe: str, step: str) -> dict[str, str]:

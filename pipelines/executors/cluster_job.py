@@ -197,48 +197,31 @@ def job_body(
 
 
 class RunOwner:
-    """The ConfigMap that owns the Jobs of a run; made for the first of them."""
+    """The ConfigMap that owns the Jobs of a run; made for the first of them. found: it, once it is there."""
 
     def __init__(self, namespace: kube.Namespace, run: str, recipe: str) -> None:
         self._kube, self._lock = namespace, threading.Lock()
-        self._name = pods.object_name("hpml", run)
+        self.name = pods.object_name("hpml", run)
+        self.found: Json | None = None
         self._described = {
             "apiVersion": CONFIGMAPS.api,
             "kind": "ConfigMap",
-            "metadata": {"name": self._name, "labels": pods.labels(run, "run")},
+            "metadata": {"name": self.name, "labels": pods.labels(run, "run")},
             "data": {"run": run, "recipe": recipe},
         }
-        self._found: Json | None = None
-
-    @property
-    def exists(self) -> bool:
-        """Whether anything was adopted."""
-        return self._found is not None
-
-    @property
-    def how_to_delete(self) -> str:
-        """What a user does if we cannot."""
-        return f"kubectl -n {self._kube.name} delete configmap {self._name}"
 
     def adopt(self, body: Json) -> None:
         """Make what `body` describes go when we do."""
         with self._lock:
-            self._found = (
-                self._found
+            self.found = (
+                self.found
                 or self._kube.create(CONFIGMAPS, self._described)
-                or self._kube.get(CONFIGMAPS, self._name)
+                or self._kube.get(CONFIGMAPS, self.name)
             )
-        if self._found is None:
-            raise StageFailed(f"somebody deleted the ConfigMap {self._name}", fix="run again")
-        uid = self._found["metadata"]["uid"]
-        body["metadata"]["ownerReferences"] = [
-            {"apiVersion": "v1", "kind": "ConfigMap", "name": self._name, "uid": uid}
-        ]
+        if self.found is None:
+            raise StageFailed(f"somebody deleted the ConfigMap {self.name}", fix="run again")
+        body["metadata"]["ownerReferences"] = [pods.owner_reference(self.found)]
 
-    def delete(self) -> None:
-        """Go, with all that was adopted."""
-        self._kube.delete(CONFIGMAPS, self._name)
-
-    def leave(self) -> None:
-        """Go alone."""
-        self._kube.delete(CONFIGMAPS, self._name, keep_owned=True)
+    def delete(self, *, keep_owned: bool = False) -> None:
+        """Go, with all that was adopted, or alone."""
+        self._kube.delete(CONFIGMAPS, self.name, keep_owned=keep_owned)

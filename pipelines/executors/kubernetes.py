@@ -282,19 +282,20 @@ class Jobs:
         """Delete what the run has in the cluster, except for what failed; see the module."""
         failed = [step.job_runner.name for step, end in self._over if end.exit_code]
         try:
-            if self._owner.exists and status == "failed" and failed and self._cluster.keep_failed_s:
+            if self._owner.found and status == "failed" and failed and self._cluster.keep_failed_s:
                 for step, _ in self._over:
                     if step.job_runner.name not in failed:
                         self._kube.delete(JOBS, step.job_runner.name)
-                self._owner.leave()
+                self._owner.delete(keep_owned=True)
                 self._say(
                     f"what failed is kept for {self._cluster.keep_failed_s} s:"
                     f" kubectl -n {self._cluster.namespace} describe job {' '.join(failed)}"
                 )
-            elif self._owner.exists:
+            elif self._owner.found:
                 self._owner.delete()
         except HpmlError as error:
-            self._say(f"the run was not cleared away: {error} -> {self._owner.how_to_delete}")
+            delete = f"kubectl -n {self._cluster.namespace} delete configmap {self._owner.name}"
+            self._say(f"the run was not cleared away: {error} -> {delete}")
         if self._reports and self._over:
             told = any(step.is_last and not end.exit_code for step, end in self._over)
             try:

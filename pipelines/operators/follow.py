@@ -20,6 +20,7 @@ from typing import Any
 from hpml.core.contract import Events, canonical_json
 from hpml.core.errors import ExitCode, HpmlError, StageFailed, Terminated, Unavailable
 from hpml.io.relay import read_event
+from hpml.pipelines.cluster import pods
 from hpml.pipelines.cluster.causes import Cause, Patience, cause, conditions, exit_code
 from hpml.pipelines.cluster.client import PODS, Json, Namespace, Say, say_on_stderr
 from hpml.pipelines.cluster.follower import Follower, Line
@@ -65,8 +66,8 @@ class Launch:
     _deadlines_s: dict[float, float] = field(default_factory=dict, init=False)  # monotonic, by its start
 
     def __post_init__(self) -> None:
-        pods = self.operator.pods_of(self.training.name)
-        self._follower = Follower(self.kube, pods, self.operator.container)
+        labels = self.operator.pods_of(self.training.name)
+        self._follower = Follower(self.kube, labels, self.operator.container)
 
     def run(self) -> None:
         """Return when the training is done.
@@ -98,7 +99,7 @@ class Launch:
             for kind, item in companions:  # one that is there already goes soon, with an earlier job
                 self.kube.create(kind, item) or self.kube.patch(kind, self.training.name, item)
             if made := self.kube.create(self.operator.resource, wanted):
-                owned = {"metadata": {"ownerReferences": [owner_reference(made)]}}
+                owned = {"metadata": {"ownerReferences": [pods.owner_reference(made)]}}
                 for kind, _ in companions:
                     self.kube.patch(kind, self.training.name, owned)
                 self.say(f"created {self._called(made)}, for {self.training.config.nodes} nodes")
@@ -298,9 +299,3 @@ class Launch:
 
 
 _CODES = (ExitCode.USAGE, ExitCode.CONFIG_INVALID, ExitCode.STAGE_FAILED, ExitCode.GATE_FAILED)
-
-
-def owner_reference(item: Json) -> Json:
-    """How something says that `item` is its owner."""
-    found = {"apiVersion": item["apiVersion"], "kind": item["kind"]}
-    return {**found, "name": item["metadata"]["name"], "uid": item["metadata"]["uid"]}

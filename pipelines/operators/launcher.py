@@ -34,7 +34,7 @@ from hpml.pipelines.cluster.client import (
 )
 from hpml.pipelines.cluster.config import ClusterConfig
 from hpml.pipelines.operators.base import Operator, Training
-from hpml.pipelines.operators.follow import Launch, owner_reference
+from hpml.pipelines.operators.follow import Launch
 from hpml.steps import container
 from hpml.steps.job import Job, stop_on_sigterm
 from hpml.steps.step_tracking import reported
@@ -61,8 +61,8 @@ def owner_of_launcher(kube: Namespace, pod: str, say: Say) -> Json | None:
         return None
     for reference in found["metadata"].get("ownerReferences") or ():
         if reference.get("controller"):
-            return {key: reference[key] for key in ("apiVersion", "kind", "name", "uid")}
-    return owner_reference({"apiVersion": "v1", "kind": "Pod", **found})
+            return pods.owner_reference({**reference, "metadata": reference})
+    return pods.owner_reference({"apiVersion": "v1", "kind": "Pod", **found})
 
 
 def in_log_and_events(events: Events) -> Say:

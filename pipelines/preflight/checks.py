@@ -64,11 +64,9 @@ def forecast_checked(
     except ConfigInvalid as error:
         compressing = [name for name in plan.nodes if plan.nodes[name].stage == "compress" and name in to_run]
         problems += [Problem(name, str(error)) for name in compressing[:1]]
-    reasons: dict[str, list[str]] = {}
-    for problem in problems:
-        reasons.setdefault(problem.step, []).append(problem.why)
+    reasons = {step: tuple(item.why for item in problems if item.step == step) for step in to_run}
     marked = [
-        Forecast(item.step, "would fail", tuple(reasons[item.step])) if item.step in reasons else item
+        Forecast(item.step, "would fail", reasons[item.step]) if reasons.get(item.step) else item
         for item in forecasts
     ]
     return marked, problems
