@@ -270,33 +270,24 @@ class Namespace:
         while True:
             try:
                 answer = self._send(verb, resource, name, query, body)
-                self._came_back()
+                if self._is_away.is_set():
+                    self._is_away.clear()
+                    self._say(f"the cluster at {self.host} answers again")
                 return answer if isinstance(answer, dict) else {}
             except _Failed as failed:
-                if verb == "create" and failed.reason == "AlreadyExists":
-                    return None
-                if verb == "delete" and failed.status == 409:  # another object has taken the name
-                    return None
-                if name and failed.is_missing_object:
+                taken = verb == "create" and failed.reason == "AlreadyExists"
+                another = verb == "delete" and failed.status == 409  # object has taken the name
+                if taken or another or (name and failed.is_missing_object):
                     return None
                 if failed.status not in RETRIED or time.monotonic() >= until:
                     raise self._explained(failed, verb, resource, name, patience_s) from None
-                self._went_away(str(failed), patience_s)
+                if not self._is_away.is_set():
+                    self._is_away.set()
+                    trying = f"trying for {patience_s:.0f} s"
+                    self._say(f"the cluster at {self.host} does not answer ({failed}): {trying}")
             except ValueError as error:
                 raise Unavailable(f"{self.host} answers what is not JSON", why=str(error)) from None
             time.sleep(min(RETRY_EVERY_S, max(0.0, until - time.monotonic())))
-
-    def _went_away(self, problem: str, patience_s: float) -> None:
-        if not self._is_away.is_set():
-            self._is_away.set()
-            self._say(
-                f"the cluster at {self.host} does not answer ({problem}): trying for {patience_s:.0f} s"
-            )
-
-    def _came_back(self) -> None:
-        if self._is_away.is_set():
-            self._is_away.clear()
-            self._say(f"the cluster at {self.host} answers again")
 
     def _send(
         self,

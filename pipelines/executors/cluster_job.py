@@ -17,6 +17,7 @@ from hpml.pipelines.cluster.follower import Follower
 
 CONTAINER = "step"
 _LOOK_EVERY_S = 0.5
+_STOP_PATIENCE_S = 5.0  # with an API server that is away
 _OUR_CODES = {int(code) for code in ExitCode}
 
 
@@ -58,20 +59,15 @@ class JobRunner:
         """The name of the Job."""
         return str(self.body["metadata"]["name"])
 
-    @property
-    def stopping(self) -> bool:
-        """Whether `stop` was called."""
-        return self._stopping.is_set()
-
-    def stop(self, *, patience_s: float = 5.0) -> None:
+    def stop(self) -> None:
         """Delete the Job: its program gets SIGTERM and has 30 s to save what it has. Raises HpmlError."""
         self._stopping.set()
-        self.cluster.delete(JOBS, self.name, patience_s=patience_s)
+        self.cluster.delete(JOBS, self.name, patience_s=_STOP_PATIENCE_S)
 
     def attend(self) -> JobOutcome:
         """From the creation of the Job to its end. Raises HpmlError if the cluster refuses it or is lost."""
         self.cluster.create(JOBS, self.body)
-        if self.stopping:  # before there was anything to delete
+        if self._stopping.is_set():  # before there was anything to delete
             self.stop()
         follower = Follower(self.cluster, f"job-name={self.name}", CONTAINER)
         room, others = Patience(self.timeout_s, self.say), Patience(self.pending_s, self.say)
@@ -113,7 +109,7 @@ class JobRunner:
         code = causes.exit_code(pod, CONTAINER) if pod else None
         if code == 0:
             return JobOutcome(ExitCode.DONE, image=image)
-        if self.stopping and (code is not None or pod is None):
+        if self._stopping.is_set() and (code is not None or pod is None):
             return JobOutcome(ExitCode.TERMINATED, "it was stopped", image=image)
         if job and _failure(job) == "DeadlineExceeded":
             return self._end_by_deadline(image)

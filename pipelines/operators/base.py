@@ -39,11 +39,6 @@ class Training:
         assert timeout_s, "the defaults are filled in"
         return timeout_s
 
-    @property
-    def labels(self) -> dict[str, str]:
-        """Of its pods."""
-        return pods.labels(self.run, self.step)
-
     def metadata(self) -> Json:
         """Of its objects; the queue is for the job alone, or Kueue would admit each pod by itself."""
         labels = pods.labels(self.run, self.step, queue=self.cluster.queue)
@@ -51,9 +46,9 @@ class Training:
 
     def pod_template(self, container_name: str) -> Json:
         """The pod of a node."""
-        needs = self.cluster.needs("train")
+        needs, labels = self.cluster.needs("train"), pods.labels(self.run, self.step)
         return pods.pod_template(
-            self.cluster, needs, self.command, labels=self.labels, env=self.env, name=container_name
+            self.cluster, needs, self.command, labels=labels, env=self.env, name=container_name
         )
 
 
