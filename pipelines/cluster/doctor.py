@@ -8,7 +8,7 @@ from dataclasses import replace
 from hpml.components import STAGES
 from hpml.core.errors import HpmlError, Unavailable
 from hpml.pipelines.cluster import client as kube
-from hpml.pipelines.cluster.client import CONFIGMAPS, EVENTS, JOBS, PODS, PODS_LOG, Json, Namespace, Resource
+from hpml.pipelines.cluster.client import CONFIGMAPS, EVENTS, JOBS, PODS, PODS_LOG, Namespace, Resource
 from hpml.pipelines.cluster.config import ClusterConfig
 from hpml.pipelines.cluster.finding import Finding
 from hpml.pipelines.cluster.store import SECRETS, use_store
@@ -31,6 +31,7 @@ RIGHTS: tuple[tuple[Resource, tuple[str, ...]], ...] = (
     (EVENTS, ("list",)),
 )
 _BASE = "kubectl apply -k k8s/base"
+_DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"  # an annotation
 
 
 def needed(cluster: Namespace, config: ClusterConfig, *, launches: bool) -> list[Finding]:
@@ -113,7 +114,7 @@ def _there(cluster: Namespace, resource: Resource, name: str, advice: str) -> Fi
     except Unavailable:
         if resource != _NAMESPACES:
             raise
-        found = None  # it is what kube.py finds missing in every other answer
+        found = None  # it is what the client finds missing in every other answer
     if found is None:
         where = f" in the namespace {cluster.name}" if resource.namespaced else f" at {cluster.host}"
         return Finding(thing, "missing", f"there is no {thing}{where}", advice)
@@ -271,15 +272,14 @@ def _kubeflow_store(kubeflow: Namespace) -> Finding:
 
 
 def _volumes(cluster: Namespace) -> Finding:
-    default = [item["metadata"]["name"] for item in cluster.find(_STORAGE_CLASSES) if _is_default(item)]
+    default = [
+        item["metadata"]["name"]
+        for item in cluster.find(_STORAGE_CLASSES)
+        if (item["metadata"].get("annotations") or {}).get(_DEFAULT_CLASS) == "true"
+    ]
     if default:
         return Finding("volumes", "ok", f"the default StorageClass is {default[0]}")
     advice = (
         "MLflow's and the store's volumes of k8s/base need one: mark one as default, or name it in an overlay"
     )
     return Finding("volumes", "missing", "there is no default StorageClass", advice)
-
-
-def _is_default(storage_class: Json) -> bool:
-    annotations = storage_class["metadata"].get("annotations") or {}
-    return annotations.get("storageclass.kubernetes.io/is-default-class") == "true"

@@ -6,7 +6,6 @@ import re
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from hpml.core.errors import ExitCode, HpmlError, StageFailed, Unavailable
 from hpml.pipelines.cluster import causes, pods
@@ -163,33 +162,6 @@ def _image_digest(pod: Json) -> str:
             found = re.search(r"sha256:([0-9a-f]{64})$", str(status.get("imageID", "")))
             return found[1] if found else ""
     return ""
-
-
-def job_body(
-    name: str,
-    template: Json,
-    *,
-    labels: dict[str, str],
-    timeout_s: float,
-    keep_s: int,
-    suspended: bool = False,
-) -> dict[str, Any]:
-    """A Job that runs the pod `template` once.
-
-    timeout_s: from its start. keep_s: how long it is kept after its end. suspended: until a queue admits it.
-    """
-    return {
-        "apiVersion": kube.JOBS.api,
-        "kind": "Job",
-        "metadata": {"name": name, "labels": labels},
-        "spec": {
-            "backoffLimit": 0,  # a step that failed would fail again; what may pass, it waits for itself
-            "activeDeadlineSeconds": int(timeout_s),
-            "ttlSecondsAfterFinished": keep_s,
-            "suspend": suspended,
-            "template": template,
-        },
-    }
 
 
 class RunOwner:

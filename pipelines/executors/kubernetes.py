@@ -36,7 +36,7 @@ from hpml.pipelines.engine import cache_keys
 from hpml.pipelines.engine.cache_keys import RuntimeEnvironment
 from hpml.pipelines.engine.execution import Settings
 from hpml.pipelines.executors.base import StepExit, Watcher
-from hpml.pipelines.executors.cluster_job import JobOutcome, JobRunner, RunOwner, job_body
+from hpml.pipelines.executors.cluster_job import JobOutcome, JobRunner, RunOwner
 from hpml.pipelines.plan import Node, Plan
 from hpml.pipelines.recipe import LoadedRecipe
 from hpml.pipelines.stage_needs import needs_of
@@ -218,14 +218,19 @@ class Jobs:
         self, name: str, template: Json, timeout_s: float | None, write: Say, say: Say
     ) -> JobRunner:
         assert timeout_s, "the defaults are filled in"
-        body = job_body(
-            name,
-            template,
-            labels={**template["metadata"]["labels"], **pods.queue_label(self._cluster.queue)},
-            timeout_s=timeout_s,
-            keep_s=max(_SEEN_WITHIN_S, self._cluster.keep_failed_s),
-            suspended=bool(self._cluster.queue),
-        )
+        labels = {**template["metadata"]["labels"], **pods.queue_label(self._cluster.queue)}
+        body = {
+            "apiVersion": JOBS.api,
+            "kind": "Job",
+            "metadata": {"name": name, "labels": labels},
+            "spec": {
+                "backoffLimit": 0,  # a step that failed would fail again; what may pass, it waits for itself
+                "activeDeadlineSeconds": int(timeout_s),
+                "ttlSecondsAfterFinished": max(_SEEN_WITHIN_S, self._cluster.keep_failed_s),
+                "suspend": bool(self._cluster.queue),  # until it admits the Job
+                "template": template,
+            },
+        }
         return JobRunner(self._kube, body, timeout_s, self._cluster.pending_s, write, say)
 
     def _attend(self, number: int, job_runner: JobRunner) -> None:
