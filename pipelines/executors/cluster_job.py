@@ -17,7 +17,7 @@ from hpml.pipelines.cluster.follower import Follower
 CONTAINER = "step"
 _LOOK_EVERY_S = 0.5
 _STOP_PATIENCE_S = 5.0  # with an API server that is away
-_OUR_CODES = {int(code) for code in ExitCode}
+_OUR_CODES = {int(code) for code in ExitCode if code}
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class JobOutcome:
 
     exit_code: one of ExitCode. cause: what the cluster knows of a failure. certain: whether that is the
     reason, whatever the program said while it was ended; otherwise only the program knows it. image: the
-    digest of the image that ran, as its node calls it; empty if nothing ran.
+    digest of the image of one that is done, as its node calls it.
     """
 
     exit_code: int
@@ -104,17 +104,16 @@ class JobRunner:
 
     def _end(self, job: Json | None, pod: Json | None) -> JobOutcome | None:
         """None: it has not ended, or the cluster has not yet noted that it has."""
-        image = _image_digest(pod) if pod else ""
         code = causes.exit_code(pod, CONTAINER) if pod else None
-        if code == 0:
-            return JobOutcome(ExitCode.DONE, image=image)
+        if pod and code == 0:
+            return JobOutcome(ExitCode.DONE, image=_image_digest(pod))
         if self._stopping.is_set() and (code is not None or pod is None):
-            return JobOutcome(ExitCode.TERMINATED, "it was stopped", image=image)
+            return JobOutcome(ExitCode.TERMINATED, "it was stopped")
         if job and _failure(job) == "DeadlineExceeded":
-            return self._end_by_deadline(image)
+            return self._end_by_deadline()
         why = causes.cause(pod, ()) if pod else None
         if why and not why.waits:
-            return _end_of_pod(why, code, image)
+            return _end_of_pod(why, code)
         if pod is None and job is None:
             return JobOutcome(ExitCode.UNAVAILABLE, "somebody deleted its Job", certain=True)
         if pod is None and job and _failure(job):
@@ -122,25 +121,22 @@ class JobRunner:
             return JobOutcome(ExitCode.UNAVAILABLE, cause, certain=True)
         return None
 
-    def _end_by_deadline(self, image: str) -> JobOutcome:
+    def _end_by_deadline(self) -> JobOutcome:
         if self._waits_for:
             cause = f"it did not start within {self.timeout_s:.0f} s: {self._waits_for.why}"
             fix = self._waits_for.fix or "raise cluster.timeout_s"
             return JobOutcome(ExitCode.UNAVAILABLE, f"{cause} -> {fix}", certain=True)
         cause = f"it took longer than its timeout of {self.timeout_s:.0f} s"
         fix = "raise cluster.timeout_s, or timeout_s of its stage under cluster.stages"
-        return JobOutcome(ExitCode.STAGE_FAILED, f"{cause} -> {fix}", certain=True, image=image)
+        return JobOutcome(ExitCode.STAGE_FAILED, f"{cause} -> {fix}", certain=True)
 
 
-def _end_of_pod(why: Cause, code: int | None, image: str) -> JobOutcome:
+def _end_of_pod(why: Cause, code: int | None) -> JobOutcome:
     """What the end of a pod for the reason `why` means; code: of its program."""
-    told = f"{why.why} -> {why.fix or 'run again: it resumes'}"
     if why.reason == "Error":  # the program's own doing
-        ours = code if code in _OUR_CODES else ExitCode.STAGE_FAILED
-        return JobOutcome(int(ours or 0), why.why, image=image)
-    out_of_memory = why.reason == "OOMKilled"
-    failed = ExitCode.STAGE_FAILED if out_of_memory else ExitCode.UNAVAILABLE
-    return JobOutcome(failed, told, certain=True, image=image)
+        return JobOutcome(code if code in _OUR_CODES else ExitCode.STAGE_FAILED, why.why)
+    failed = ExitCode.STAGE_FAILED if why.reason == "OOMKilled" else ExitCode.UNAVAILABLE
+    return JobOutcome(failed, f"{why.why} -> {why.fix or 'run again: it resumes'}", certain=True)
 
 
 def _failure(job: Json) -> str:

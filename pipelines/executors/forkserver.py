@@ -121,7 +121,7 @@ class _Server:
                 if self._to_preload and not self._connection.poll():
                     self._preload(self._to_preload.pop(0))
         except (ConnectionError, KeyboardInterrupt):
-            self._end_all([pid for _, pid in self._jobs.values()])
+            self._end_all()
 
     def _preload(self, module: str) -> None:
         with contextlib.suppress(ImportError):  # the job that needs it will say so
@@ -156,17 +156,15 @@ class _Server:
         with contextlib.suppress(OSError):
             _send(self._connection, ended)
 
-    def _end_all(self, pids: list[int]) -> None:
+    def _end_all(self) -> None:
         """SIGTERM, a time of grace to save a checkpoint, SIGKILL for the whole group."""
-        for pid in pids:
+        for _, pid in self._jobs.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + _GRACE_S
-        waiting = set(pids)
-        while waiting and time.monotonic() < deadline:
-            waiting = {pid for pid in waiting if os.waitpid(pid, os.WNOHANG)[0] == 0}
-            time.sleep(0.02)
-        for pid in pids:
+        deadline, running = time.monotonic() + _GRACE_S, set(self._jobs)
+        while running and (left_s := deadline - time.monotonic()) > 0:
+            running.difference_update(wait(running, left_s))
+        for _, pid in self._jobs.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
 

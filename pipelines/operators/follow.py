@@ -15,6 +15,7 @@ import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import Any
 
 from hpml.core.contract import Events, canonical_json
@@ -58,16 +59,15 @@ class Launch:
     owner: Json | None = None
     pod: str = ""
     say: Say = say_on_stderr
-    _follower: Follower = field(init=False)
     _nodes: dict[str, _Node] = field(default_factory=dict, init=False)  # by the uid of the pod
     _progress: dict[str, Any] = field(default_factory=dict, init=False)  # the furthest that was told
     _failed: dict[str, Any] = field(default_factory=dict, init=False)  # what rank 0 failed of since
     _restarts: int = field(default=0, init=False)  # of pods since
     _deadlines_s: dict[float, float] = field(default_factory=dict, init=False)  # monotonic, by its start
 
-    def __post_init__(self) -> None:
-        labels = self.operator.pods_of(self.training.name)
-        self._follower = Follower(self.kube, labels, self.operator.container)
+    @cached_property
+    def _follower(self) -> Follower:
+        return Follower(self.kube, self.operator.pods_of(self.training.name), self.operator.container)
 
     def run(self) -> None:
         """Return when the training is done.
