@@ -26,15 +26,16 @@ class Cause:
     waits: bool = False
 
 
-IMAGE_REASONS = {
-    "ErrImagePull",
-    "ImagePullBackOff",
-    "InvalidImageName",
-    "ErrImageNeverPull",
-    "RegistryUnavailable",
-}
+IMAGE_REASONS = {"ErrImagePull", "ImagePullBackOff", "InvalidImageName", "ErrImageNeverPull"}
+IMAGE_REASONS |= {"RegistryUnavailable"}
 _IMAGE_FIX = "check cluster.images, and cluster.image_pull_secrets"
 _ROOM_FIX = "ask for less (cluster.stages: cpus, memory, gpus), or add nodes"
+_REFUSAL_FIXES = {  # by words of the refusal
+    "exceeded quota": "ask for less (cluster.stages), wait for others to finish, or have the ResourceQuota"
+    " raised",
+    "violates PodSecurity": "the namespace enforces Pod Security, and something adds to our pods what it"
+    " refuses",
+}
 CONTAINER_REASONS = {"CreateContainerConfigError", "CreateContainerError", "RunContainerError"}
 
 ContainerState = Literal["waiting", "running", "terminated", ""]
@@ -59,6 +60,12 @@ def exit_code(pod: Json, container: str) -> int | None:
     """The exit status of a container that ended; None if it has not, or was never started."""
     state, told = container_state(pod, container)
     return int(told["exitCode"]) if state == "terminated" else None
+
+
+def conditions(item: Json, status: str = "True") -> dict[str, Json]:
+    """The conditions of an object that hold (with "False", that do not), by type."""
+    found = (item.get("status") or {}).get("conditions") or ()
+    return {condition["type"]: condition for condition in found if condition["status"] == status}
 
 
 def cause(pod: Json, events: Iterable[Json]) -> Cause | None:
@@ -87,43 +94,38 @@ def cause_of_refusal(events: Iterable[Json]) -> Cause | None:
     if not refused:
         return None
     message = str(refused[-1].get("message", ""))
-    if "exceeded quota" in message:
-        fix = "ask for less (cluster.stages), wait for others to finish, or have the ResourceQuota raised"
-    elif "violates PodSecurity" in message:
-        fix = "the namespace enforces Pod Security, and something adds to our pods what it refuses"
-    else:
-        fix = ""
-    return Cause(
-        str(refused[-1]["reason"]), f"the cluster refuses to create the pod: {message}", fix, waits=True
-    )
+    fix = next((fix for words, fix in _REFUSAL_FIXES.items() if words in message), "")
+    why = f"the cluster refuses to create the pod: {message}"
+    return Cause(str(refused[-1]["reason"]), why, fix, waits=True)
 
 
 def _cause_of_end(pod: Json) -> Cause | None:
     status, name = pod.get("status", {}), pod["metadata"]["name"]
     memory = "raise cluster.stages.<stage>.memory, or lower the batch size"
-    for container in status.get("containerStatuses") or ():
-        terminated = (container.get("state") or {}).get("terminated") or {}
-        if terminated.get("reason") == "OOMKilled":
-            limit = _limit(pod, container["name"], "memory")
+    ended = [
+        (container["name"], (container.get("state") or {}).get("terminated") or {})
+        for container in status.get("containerStatuses") or ()
+    ]
+    for container, told in ended:
+        if told.get("reason") == "OOMKilled":
+            [spec] = [spec for spec in pod["spec"]["containers"] if spec["name"] == container]
+            limit = ((spec.get("resources") or {}).get("limits") or {}).get("memory", "its node")
             return Cause("OOMKilled", f"the pod {name} used more memory than its limit of {limit}", memory)
     reason = str(status.get("reason", ""))
     if status.get("phase") == "Failed" and reason:  # the node ended it, not the program
         why = f"the pod {name} was ended: {status.get('message') or reason}"
         fixes = {"Evicted": memory, "DeadlineExceeded": "raise cluster.timeout_s"}
         return Cause(reason, why, fixes.get(reason, ""))
-    for condition in status.get("conditions") or ():
-        if condition["type"] == "DisruptionTarget" and condition["status"] == "True":
-            why = f"the pod {name} was taken away: {condition.get('message') or condition.get('reason')}"
-            return Cause(str(condition.get("reason", "DisruptionTarget")), why)
-    for container in status.get("containerStatuses") or ():
-        terminated = (container.get("state") or {}).get("terminated") or {}
-        if terminated.get("reason") in ("StartError", "ContainerCannotRun"):
-            why = f"the node cannot start the pod {name}: {terminated.get('message') or 'no reason told'}"
+    if condition := conditions(pod).get("DisruptionTarget"):
+        why = f"the pod {name} was taken away: {condition.get('message') or condition.get('reason')}"
+        return Cause(str(condition.get("reason", "DisruptionTarget")), why)
+    for _, told in ended:
+        if told.get("reason") in ("StartError", "ContainerCannotRun"):
+            why = f"the node cannot start the pod {name}: {told.get('message') or 'no reason told'}"
             return Cause("StartError", why, "is its image one of ours? cluster.images names them")
-        code = terminated.get("exitCode")
-        if code:
-            ended = f"by signal {code - 128}" if code > 128 else f"with exit code {code}"
-            return Cause("Error", f"the pod {name} ended {ended}")
+        if code := told.get("exitCode"):
+            how = f"by signal {code - 128}" if code > 128 else f"with exit code {code}"
+            return Cause("Error", f"the pod {name} ended {how}")
     return None
 
 
@@ -131,7 +133,7 @@ def _cause_of_waiting(pod: Json, events: list[Json]) -> Cause | None:
     status, name = pod.get("status", {}), pod["metadata"]["name"]
     if status.get("phase") != "Pending":
         return None
-    for container in [*(status.get("initContainerStatuses") or ()), *(status.get("containerStatuses") or ())]:
+    for container in (status.get("initContainerStatuses") or []) + (status.get("containerStatuses") or []):
         waiting = (container.get("state") or {}).get("waiting") or {}
         reason = str(waiting.get("reason", ""))
         if reason in IMAGE_REASONS:
@@ -140,17 +142,15 @@ def _cause_of_waiting(pod: Json, events: list[Json]) -> Cause | None:
         if reason in CONTAINER_REASONS:
             why = f"the node cannot start the pod {name}: {waiting.get('message') or reason}"
             return Cause(reason, why, "is what k8s/base sets up there? kubectl apply -k k8s/base", waits=True)
-    for condition in status.get("conditions") or ():
-        if condition["type"] == "PodScheduled" and condition["status"] == "False":
-            reason = str(condition.get("reason", ""))
-            brief = str(condition.get("message", "")).partition(". ")[0]  # the rest is about preemption
-            why = f"no node has room for the pod {name}: {brief}"
-            return Cause(reason, why, _ROOM_FIX if reason == "Unschedulable" else "", waits=True)
+    if condition := conditions(pod, "False").get("PodScheduled"):
+        reason = str(condition.get("reason", ""))
+        brief = str(condition.get("message", "")).partition(". ")[0]  # the rest is about preemption
+        why = f"no node has room for the pod {name}: {brief}"
+        return Cause(reason, why, _ROOM_FIX if reason == "Unschedulable" else "", waits=True)
     warnings = [event for event in events if event.get("type") == "Warning"]
     if warnings:  # such as FailedMount, FailedCreatePodSandBox
-        newest = warnings[-1]
-        why = f"the pod {name} does not start: {newest.get('message', '')}"
-        return Cause(str(newest.get("reason", "")), why, waits=True)
+        why = f"the pod {name} does not start: {warnings[-1].get('message', '')}"
+        return Cause(str(warnings[-1].get("reason", "")), why, waits=True)
     return None
 
 
@@ -159,13 +159,6 @@ def _pull_error(waiting: Json, events: list[Json]) -> str:
     failed = [str(event.get("message", "")) for event in events if event.get("reason") == "Failed"]
     told = [text for text in failed if text.startswith("Failed to pull")]
     return told[-1] if told else str(waiting.get("message") or waiting.get("reason"))
-
-
-def _limit(pod: Json, container: str, resource: str) -> str:
-    for spec in pod["spec"]["containers"]:
-        if spec["name"] == container:
-            return str(((spec.get("resources") or {}).get("limits") or {}).get(resource, "its node"))
-    return "its node"
 
 
 SAY_AFTER_S = 5.0  # a wait that is worth a word
@@ -194,8 +187,8 @@ class Patience:
             return
         self._since_s = self._since_s or time.monotonic()
         waited_s, first = time.monotonic() - self._since_s, causes[min(causes)]
-        if waited_s >= self.give_up_s:
-            raise Unavailable(f"given up after {self.give_up_s:.0f} s", why=first.why, fix=first.fix)
         if waited_s >= min(SAY_AFTER_S, self.give_up_s / 2) and first.reason not in self._said:
             self._said.add(first.reason)
             self.say(f"waiting, for {self.give_up_s:.0f} s at most: {first.why} ({first.reason})")
+        if waited_s >= self.give_up_s:
+            raise Unavailable(f"given up after {self.give_up_s:.0f} s", why=first.why, fix=first.fix)

@@ -12,13 +12,13 @@ import ssl
 import sys
 import threading
 import time
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import quote, urlencode
+from urllib.parse import quote
 
 import yaml
 
@@ -30,7 +30,8 @@ SILENT_LOG_S = 60.0  # a log stream that said nothing for so long is opened anew
 RETRY_EVERY_S = 1.0
 LOOK_EVERY_S = 0.2  # whether a container, or an object that is being deleted, is gone
 LOST_AFTER = 5  # attempts at the log of a container that has ended
-RETRIED = {429, 500, 502, 503, 504}  # 500 is also what a webhook causes that does not answer
+NO_ANSWER = 0  # instead of a status
+RETRIED = {NO_ANSWER, 429, 500, 502, 503, 504}  # 500 is also what a webhook causes that does not answer
 METHODS = {"get": "GET", "list": "GET", "create": "POST", "patch": "PATCH", "delete": "DELETE"}
 TOKEN = Path("/var/run/secrets/kubernetes.io/serviceaccount/token")  # of a pod, unless it wants none
 
@@ -125,9 +126,8 @@ class Namespace:
 
     def find(self, resource: Resource, *, labels: str = "", fields: str = "") -> list[Json]:
         """What the selectors choose, such as labels="app=x,tier=y" and fields="involvedObject.name=x"."""
-        query = [(key, text) for key, text in (("labelSelector", labels), ("fieldSelector", fields)) if text]
-        answer = self._ask("list", resource, query=query)
-        return list(answer.get("items") or ()) if answer else []
+        answer = self._ask("list", resource, query={"labelSelector": labels, "fieldSelector": fields})
+        return list((answer or {}).get("items") or ())
 
     def create(self, resource: Resource, body: Json) -> Json | None:
         """The new object, or None if its name is taken: also by an attempt of ours whose answer was lost."""
@@ -176,13 +176,11 @@ class Namespace:
     def may(self, verb: str, resource: Resource, name: str = "") -> bool:
         """Whether we are allowed to do `verb` to such objects, or to the one of that name."""
         plural, _, part = resource.plural.partition("/")
-        group = resource.api.rpartition("/")[0]
+        group, namespace = resource.api.rpartition("/")[0], self.name if resource.namespaced else ""
         asked = {"verb": verb, "group": group, "resource": plural, "subresource": part, "name": name}
-        if resource.namespaced:
-            asked["namespace"] = self.name
-        spec = {"resourceAttributes": {key: value for key, value in asked.items() if value}}
-        kind = "SelfSubjectAccessReview"
-        answer = self.create(REVIEWS, {"apiVersion": REVIEWS.api, "kind": kind, "spec": spec})
+        given = {key: value for key, value in {**asked, "namespace": namespace}.items() if value}
+        kind = {"apiVersion": REVIEWS.api, "kind": "SelfSubjectAccessReview"}
+        answer = self.create(REVIEWS, {**kind, "spec": {"resourceAttributes": given}})
         return bool((answer or {}).get("status", {}).get("allowed"))
 
     def events(self, uid: str) -> list[Json]:
@@ -214,7 +212,7 @@ class Namespace:
                         yield text
                 if was_over:
                     return
-            except _Interrupted as error:
+            except _Failed as error:
                 broken += 1
                 if was_over and broken > LOST_AFTER:  # the node, or its copy of the log, is gone
                     self._say(f"the rest of the log of {name} cannot be read: {error}")
@@ -231,24 +229,25 @@ class Namespace:
         )
 
     def _log_lines(self, name: str, uid: str, container: str, since: str) -> Iterator[str]:
-        query = [("container", container), ("follow", "true"), ("timestamps", "true")]
-        if since:
-            query.append(("sinceTime", since))
+        """The lines of a stream; one that was cut off is left out. Raises _Failed if it breaks."""
+        import urllib3
+
+        query = {"container": container, "follow": "true", "timestamps": "true", "sinceTime": since}
         try:
-            response = self._send("get", PODS, f"{name}/log", query=query, stream=True)
-        except _Refused as refused:
-            if refused.status not in (400, 404, *RETRIED):  # these: not started yet, or just gone
-                raise self._explained(refused, "get", PODS_LOG, name) from None
+            response = self._send("get", PODS, f"{name}/log", query, stream=True)
+        except _Failed as failed:
+            if failed.status not in (400, 404, *RETRIED):  # these: not started yet, or just gone
+                raise self._explained(failed, "get", PODS_LOG, name) from None
             time.sleep(RETRY_EVERY_S)
-            raise _Interrupted(refused.message) from None
-        except _Away as away:
-            time.sleep(RETRY_EVERY_S)
-            raise _Interrupted(away.why) from None
+            raise
         try:
             now = self.get(PODS, name)
             if now is not None and now["metadata"]["uid"] != uid:
                 return  # a pod of the same name came in between, and this is its log
-            yield from _lines(response)
+            for line in response:
+                yield line.decode(errors="replace").removesuffix("\n")
+        except (urllib3.exceptions.HTTPError, OSError) as error:
+            raise _Failed(NO_ANSWER, _why_away(error)) from None
         finally:
             response.close()  # not back to the pool: there may be more in it
             response.release_conn()
@@ -261,7 +260,7 @@ class Namespace:
         resource: Resource,
         name: str = "",
         *,
-        query: list[tuple[str, str]] | None = None,
+        query: Mapping[str, str] | None = None,
         body: Json | None = None,
         patience_s: float | None = None,
     ) -> Json | None:
@@ -270,80 +269,58 @@ class Namespace:
         until = time.monotonic() + patience_s
         while True:
             try:
-                answer = json.loads(self._send(verb, resource, name, query=query, body=body).data)
-                self._came_back()
+                answer = self._send(verb, resource, name, query, body)
+                if self._is_away.is_set():
+                    self._is_away.clear()
+                    self._say(f"the cluster at {self.host} answers again")
                 return answer if isinstance(answer, dict) else {}
-            except _Refused as refused:
-                if verb == "create" and refused.reason == "AlreadyExists":
+            except _Failed as failed:
+                taken = verb == "create" and failed.reason == "AlreadyExists"
+                another = verb == "delete" and failed.status == 409  # object has taken the name
+                if taken or another or (name and failed.is_missing_object):
                     return None
-                if verb == "delete" and refused.status == 409:  # another object has taken the name
-                    return None
-                if name and refused.is_missing_object:
-                    return None
-                if refused.status not in RETRIED or time.monotonic() >= until:
-                    raise self._explained(refused, verb, resource, name) from None
-                problem = refused.message
-            except _Away as away:
-                if time.monotonic() >= until:
-                    raise self._gone(away.why, patience_s) from None
-                problem = away.why
+                if failed.status not in RETRIED or time.monotonic() >= until:
+                    raise self._explained(failed, verb, resource, name, patience_s) from None
+                if not self._is_away.is_set():
+                    self._is_away.set()
+                    trying = f"trying for {patience_s:.0f} s"
+                    self._say(f"the cluster at {self.host} does not answer ({failed}): {trying}")
             except ValueError as error:
                 raise Unavailable(f"{self.host} answers what is not JSON", why=str(error)) from None
-            self._went_away(problem, patience_s)
             time.sleep(min(RETRY_EVERY_S, max(0.0, until - time.monotonic())))
-
-    def _went_away(self, problem: str, patience_s: float) -> None:
-        if not self._is_away.is_set():
-            self._is_away.set()
-            self._say(
-                f"the cluster at {self.host} does not answer ({problem}): trying for {patience_s:.0f} s"
-            )
-
-    def _came_back(self) -> None:
-        if self._is_away.is_set():
-            self._is_away.clear()
-            self._say(f"the cluster at {self.host} answers again")
-
-    def _gone(self, why: str, patience_s: float) -> Unavailable:
-        tried = f", for {patience_s:.0f} s" if patience_s >= 1 else ""
-        return Unavailable(
-            f"the cluster at {self.host} does not answer{tried}",
-            why=why,
-            fix="is it up, and is KUBECONFIG the right one? kubectl get nodes",
-        )
 
     def _send(
         self,
         verb: str,
         resource: Resource,
         name: str,
-        *,
-        query: list[tuple[str, str]] | None = None,
+        query: Mapping[str, str] | None = None,
         body: Json | None = None,
+        *,
         stream: bool = False,
     ) -> Any:
-        """One request. Raises _Refused or _Away."""
+        """What is answered, or the stream of it. Raises _Failed; ValueError if the answer is not JSON."""
         import urllib3
+        from kubernetes.client import ApiException
 
-        headers = {"Accept": "*/*" if stream else "application/json"}
-        if body is not None:
-            headers["Content-Type"] = f"application/{'merge-patch+' if verb == 'patch' else ''}json"
-        self._client.update_params_for_auth(headers, [], ["BearerToken"])  # in a pod: a token that is renewed
+        kind = "application/merge-patch+json" if verb == "patch" else "application/json"
         try:
-            response = self._client.rest_client.pool_manager.request(
+            response = self._client.call_api(
+                self._path(resource, name),
                 METHODS[verb],
-                f"{self.host}{self._path(resource, name)}{'?' + urlencode(query) if query else ''}",
-                body=None if body is None else json.dumps(body),
-                headers=headers,
-                redirect=False,
-                preload_content=not stream,
-                timeout=urllib3.Timeout(connect=CONNECT_S, read=SILENT_LOG_S if stream else ANSWER_S),
+                query_params=[(key, text) for key, text in (query or {}).items() if text],
+                header_params={"Accept": "*/*" if stream else "application/json", "Content-Type": kind},
+                body=body,
+                auth_settings=["BearerToken"],  # in a pod: a token that is renewed
+                _preload_content=False,
+                _return_http_data_only=True,
+                _request_timeout=(CONNECT_S, SILENT_LOG_S if stream else ANSWER_S),
             )
-            if 200 <= response.status < 300:
-                return response
-            raise _Refused(response.status, response.data)
-        except (urllib3.exceptions.HTTPError, OSError) as error:
-            raise _Away(_why_away(error)) from None
+            return response if stream else json.loads(response.data)
+        except (ApiException, urllib3.exceptions.HTTPError, OSError) as error:
+            if isinstance(error, ApiException) and error.status:  # else it is of a certificate
+                raise _Failed(error.status, error.body) from None
+            raise _Failed(NO_ANSWER, _why_away(error)) from None
 
     def _path(self, resource: Resource, name: str) -> str:
         if not resource.api:
@@ -353,65 +330,62 @@ class Namespace:
         path = f"{root}/{resource.api}{namespace}/{resource.plural}"
         return f"{path}/{quote(name, safe='/')}" if name else path
 
-    def _explained(self, refused: _Refused, verb: str, resource: Resource, name: str) -> HpmlError:
+    def _explained(
+        self, failed: _Failed, verb: str, resource: Resource, name: str, patience_s: float = 0
+    ) -> HpmlError:
         where = f"in the namespace {self.name}" if resource.namespaced else "of the cluster"
         thing = f"{resource.plural} {where}"
-        if refused.status == 401:
+        if failed.status == NO_ANSWER:
+            tried = f", for {patience_s:.0f} s" if patience_s >= 1 else ""
+            return Unavailable(
+                f"the cluster at {self.host} does not answer{tried}",
+                why=failed.message,
+                fix="is it up, and is KUBECONFIG the right one? kubectl get nodes",
+            )
+        if failed.status == 401:
             return Unavailable(
                 f"the cluster at {self.host} does not know who you are",
-                why=refused.message,
+                why=failed.message,
                 fix="log in again, as the file in KUBECONFIG has it (its token or certificate may be over)",
             )
-        if refused.status == 403 and " cannot " in refused.message:
+        if failed.status == 403 and " cannot " in failed.message:
             return Unavailable(
                 f"not allowed to {verb} {thing}",
-                why=refused.message,
+                why=failed.message,
                 fix="k8s/base grants it in the namespace hpml, k8s/components/kubeflow in Kubeflow's"
                 f" (kubectl apply -k); see kubectl -n {self.name} get rolebindings",
             )
-        if refused.status == 404 and refused.kind == "namespaces":
+        if failed.status == 404 and failed.kind == "namespaces":
             return Unavailable(
                 f"the cluster at {self.host} has no namespace {self.name}",
                 fix="kubectl apply -k k8s/base makes it; or set cluster.namespace",
             )
-        if refused.status == 404 and not refused.kind:
+        if failed.status == 404 and not failed.kind:
             return Unavailable(
                 f"the cluster at {self.host} does not know {resource.plural} of {resource.api}",
-                why=refused.message,
+                why=failed.message,
                 fix="install what provides them (hpml doctor says what and how)",
             )
-        if refused.status in (400, 403, 413, 422):
+        if failed.status in (400, 403, 413, 422):
             subject = f"{resource.plural}/{name}" if name else resource.plural
-            return ConfigInvalid(f"the cluster refused to {verb} {subject}", why=refused.message)
-        return Unavailable(f"the cluster could not {verb} {thing}", why=f"{refused.status} {refused.message}")
+            return ConfigInvalid(f"the cluster refused to {verb} {subject}", why=failed.message)
+        return Unavailable(f"the cluster could not {verb} {thing}", why=f"{failed.status} {failed.message}")
 
 
-class _Interrupted(Exception):
-    """A log stream broke: open another one."""
+class _Failed(Exception):
+    """No success, in the words of the `Status` object that was answered; or no answer, and why."""
 
-
-class _Away(Exception):
-    """No answer."""
-
-    def __init__(self, why: str) -> None:
-        super().__init__(why)
-        self.why = why
-
-
-class _Refused(Exception):
-    """An answer that says no, in the words of its `Status` object."""
-
-    def __init__(self, status: int, body: bytes | str | None) -> None:
-        text = body.decode(errors="replace") if isinstance(body, bytes) else body or ""
+    def __init__(self, status: int, told: bytes | str | None) -> None:
+        text = told.decode(errors="replace") if isinstance(told, bytes) else told or ""
         try:
-            told = json.loads(text)
+            answer = json.loads(text)
         except ValueError:
-            told = {}
-        told = told if isinstance(told, dict) else {}
-        details = told.get("details") or {}
+            answer = None
+        answer = answer if isinstance(answer, dict) else {}
+        details = answer.get("details") or {}
         self.status = status
-        self.reason = str(told.get("reason", ""))
-        self.message = str(told.get("message") or text.strip()[:300] or f"HTTP {status}")
+        self.reason = str(answer.get("reason", ""))
+        self.message = str(answer.get("message") or text.strip()[:300] or f"HTTP {status}")
         self.kind = str(details.get("kind", ""))  # of what is missing: the namespace, or the object itself
         self.is_missing_object = status == 404 and bool(details.get("name")) and self.kind != "namespaces"
         super().__init__(self.message)
@@ -420,35 +394,15 @@ class _Refused(Exception):
 def _why_away(error: BaseException) -> str:
     """The innermost reason of a connection that failed, without the library's wrapping."""
     chain = [error]
-    while (inner := getattr(chain[-1], "reason", None) or chain[-1].__cause__ or chain[-1].__context__) and (
-        isinstance(inner, BaseException) and inner not in chain
-    ):
-        chain.append(inner)
+    for link in chain:  # which grows
+        inner = (getattr(link, "reason", None), link.__cause__, link.__context__)
+        chain += [one for one in inner if isinstance(one, BaseException) and one not in chain][:1]
     for link in reversed(chain):
         if isinstance(link, ssl.SSLError):
             return f"its certificate is not the one expected ({link.reason or link})"
         if isinstance(link, OSError) and link.strerror:
             return link.strerror.lower()
     return str(chain[-1]) or type(chain[-1]).__name__
-
-
-# --------------------------------------------------------------------------------------------- lines of a log
-
-
-def _lines(response: Any) -> Iterator[str]:
-    """The lines of a streamed answer; one that was cut off is left out. Raises _Interrupted if it breaks."""
-    import urllib3
-
-    rest = b""
-    try:
-        for chunk in response.stream(amt=None):
-            *whole, rest = (rest + chunk).split(b"\n")
-            for line in whole:
-                yield line.decode(errors="replace")
-    except (urllib3.exceptions.HTTPError, OSError) as error:
-        raise _Interrupted(_why_away(error)) from None
-    if rest:  # the stream came to its end, so this is all there is of the line
-        yield rest.decode(errors="replace")
 
 
 class _Seen:
@@ -469,11 +423,9 @@ class _Seen:
 
     def new(self, lines: Iterable[str]) -> Iterator[str]:
         """Those of `lines` (each "TIME TEXT") that were not there when the log was read before."""
-        known: dict[str, int] = {}
-        for _, line in self._recent:
-            known[line] = known.get(line, 0) + 1
+        known = Counter(line for _, line in self._recent)
         for line in lines:
-            if known.get(line):
+            if known[line]:
                 known[line] -= 1
                 continue
             self._remember(line)

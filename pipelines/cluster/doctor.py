@@ -7,9 +7,8 @@ from dataclasses import replace
 
 from hpml.components import STAGES
 from hpml.core.errors import HpmlError, Unavailable
-from hpml.core.needs import Family
 from hpml.pipelines.cluster import client as kube
-from hpml.pipelines.cluster.client import CONFIGMAPS, EVENTS, JOBS, PODS, PODS_LOG, Json, Namespace, Resource
+from hpml.pipelines.cluster.client import CONFIGMAPS, EVENTS, JOBS, PODS, PODS_LOG, Namespace, Resource
 from hpml.pipelines.cluster.config import ClusterConfig
 from hpml.pipelines.cluster.finding import Finding
 from hpml.pipelines.cluster.store import SECRETS, use_store
@@ -32,6 +31,7 @@ RIGHTS: tuple[tuple[Resource, tuple[str, ...]], ...] = (
     (EVENTS, ("list",)),
 )
 _BASE = "kubectl apply -k k8s/base"
+_DEFAULT_CLASS = "storageclass.kubernetes.io/is-default-class"  # an annotation
 
 
 def needed(cluster: Namespace, config: ClusterConfig, *, launches: bool) -> list[Finding]:
@@ -40,7 +40,8 @@ def needed(cluster: Namespace, config: ClusterConfig, *, launches: bool) -> list
     launches: whether a step launches a training job of several nodes. Raises Unavailable if the cluster does
     not answer, or does not know us.
     """
-    namespace = _namespace(cluster)
+    advice = f"{_BASE} makes it; or set cluster.namespace in the recipe"
+    namespace = _there(cluster, _NAMESPACES, cluster.name, advice)
     if namespace.state == "missing":
         return [namespace]
     found = [
@@ -70,12 +71,12 @@ def examine(config: ClusterConfig) -> list[Finding]:
         ("training", lambda: _training(cluster, config)),
         ("images", lambda: _images(cluster, config)),
         ("cluster gpus", lambda: _gpus(cluster, config)),
-        ("pipelines", lambda: _pipelines(cluster)),
         ("volumes", lambda: _volumes(cluster)),
     ]
     if found[0].state != "missing":  # the namespace
+        advice = f"for train.nodes > 1: {_BASE} makes it"
         looks += [
-            ("launcher", lambda: _launcher(cluster, config)),
+            ("launcher", lambda: _there(cluster, _ACCOUNTS, config.launcher_account, advice)),
             ("store", lambda: _store(cluster, config)),
             ("mlflow server", lambda: _mlflow(cluster, config)),
         ]
@@ -89,7 +90,11 @@ def _look(name: str, look: Callable[[], Finding]) -> Finding:
     try:
         return look()
     except HpmlError as error:
-        return Finding(name, "optional", f"cannot be looked at: {_one_line(error)}", error.fix)
+        return _unseen(name, error)
+
+
+def _unseen(name: str, error: HpmlError) -> Finding:
+    return Finding(name, "optional", f"cannot be looked at: {_one_line(error)}", error.fix)
 
 
 def _one_line(error: HpmlError) -> str:
@@ -97,11 +102,6 @@ def _one_line(error: HpmlError) -> str:
 
 
 # ------------------------------------------------------------------------------------------- what is needed
-
-
-def _namespace(cluster: Namespace) -> Finding:
-    advice = f"{_BASE} makes it; or set cluster.namespace in the recipe"
-    return _there(cluster, _NAMESPACES, cluster.name, advice)
 
 
 def _there(cluster: Namespace, resource: Resource, name: str, advice: str) -> Finding:
@@ -114,7 +114,7 @@ def _there(cluster: Namespace, resource: Resource, name: str, advice: str) -> Fi
     except Unavailable:
         if resource != _NAMESPACES:
             raise
-        found = None  # it is what kube.py finds missing in every other answer
+        found = None  # it is what the client finds missing in every other answer
     if found is None:
         where = f" in the namespace {cluster.name}" if resource.namespaced else f" at {cluster.host}"
         return Finding(thing, "missing", f"there is no {thing}{where}", advice)
@@ -122,12 +122,8 @@ def _there(cluster: Namespace, resource: Resource, name: str, advice: str) -> Fi
 
 
 def _rights(cluster: Namespace) -> Finding:
-    denied = [
-        f"{verb} {resource.plural}"
-        for resource, verbs in RIGHTS
-        for verb in verbs
-        if not cluster.may(verb, resource)
-    ]
+    asked = [(verb, resource) for resource, verbs in RIGHTS for verb in verbs]
+    denied = [f"{verb} {resource.plural}" for verb, resource in asked if not cluster.may(verb, resource)]
     if not denied:
         return Finding("rights", "ok", f"you may run Jobs in the namespace {cluster.name}")
     found = f"in the namespace {cluster.name} you may not {', '.join(denied)}"
@@ -139,10 +135,6 @@ def _rights(cluster: Namespace) -> Finding:
 
 
 # --------------------------------------------------------------------------------------------- what is of use
-
-
-def _launcher(cluster: Namespace, config: ClusterConfig) -> Finding:
-    return _there(cluster, _ACCOUNTS, config.launcher_account, f"for train.nodes > 1: {_BASE} makes it")
 
 
 def _serves(cluster: Namespace, version: str, plural: str) -> bool:
@@ -178,21 +170,15 @@ def _training(cluster: Namespace, config: ClusterConfig) -> Finding:
 
 def _images(cluster: Namespace, config: ClusterConfig) -> Finding:
     """Which of our images a node has; the others are pulled, if their names lead to a registry."""
-    nodes = cluster.find(_NODES)
-    listed = [image for node in nodes for image in node["status"].get("images", ())]
+    listed = [image for node in cluster.find(_NODES) for image in node["status"].get("images", ())]
     present = {name for image in listed for name in image.get("names") or ()}
-    wanted: dict[str, None] = {}
-    for stage in STAGES:
-        family: Family | None = config.needs(stage).image
-        assert family, "the defaults are filled in"
-        wanted[config.image(family)] = None
-    wanted[config.image("client")] = None
+    families = [*(config.needs(stage).image for stage in STAGES), "client"]
+    wanted = dict.fromkeys(config.image(family) for family in families if family)
     absent = [image for image in wanted if not _full_names(image) & present]
     if not absent:
         return Finding("images", "ok", f"on a node: {', '.join(wanted)}")
     found = f"on no node: {', '.join(absent)}"
-    local = [image for image in absent if "/" not in image]
-    if local:
+    if any("/" not in image for image in absent):
         advice = (
             "make images, push them to your registry, and name them under cluster.images; or load them into"
             " the nodes, as make kind-up does"
@@ -249,22 +235,15 @@ def _mlflow(cluster: Namespace, config: ClusterConfig) -> Finding:
     )
 
 
-def _pipelines(cluster: Namespace) -> Finding:
-    found = cluster.find(_ALL_SERVICES, fields="metadata.name=ml-pipeline")
-    if found:
-        return Finding("pipelines", "ok", f"Kubeflow Pipelines in {found[0]['metadata']['namespace']}")
-    advice = "for hpml submit: install Kubeflow Pipelines 2, as make kind-up does"
-    return Finding("pipelines", "optional", "no Kubeflow Pipelines", advice)
-
-
 def _kubeflow(cluster: Namespace, config: ClusterConfig) -> list[Finding]:
-    """What the steps of `hpml submit` need in the namespace that Kubeflow Pipelines is in, if it is there."""
+    """Kubeflow Pipelines, and what the steps of `hpml submit` need in the namespace that it is in."""
     try:
         found = cluster.find(_ALL_SERVICES, fields="metadata.name=ml-pipeline")
-    except HpmlError:  # which is a finding already
-        return []
+    except HpmlError as error:
+        return [_unseen("pipelines", error)]
     if not found:
-        return []
+        advice = "for hpml submit: install Kubeflow Pipelines 2, as make kind-up does"
+        return [Finding("pipelines", "optional", "no Kubeflow Pipelines", advice)]
     there = cluster.beside(found[0]["metadata"]["namespace"])
     account = f"for train.nodes > 1: k8s/components/kubeflow makes it in the namespace {there.name}"
     looks: list[tuple[str, Callable[[], Finding]]] = [
@@ -272,7 +251,10 @@ def _kubeflow(cluster: Namespace, config: ClusterConfig) -> list[Finding]:
         ("launcher", lambda: _there(there, _BINDINGS, "hpml-launcher", account)),
         ("store", lambda: _kubeflow_store(there)),
     ]
-    return [replace(_look(name, look), name=f"pipelines {name}") for name, look in looks]
+    return [
+        Finding("pipelines", "ok", f"Kubeflow Pipelines in {there.name}"),
+        *(replace(_look(name, look), name=f"pipelines {name}") for name, look in looks),
+    ]
 
 
 def _kubeflow_store(kubeflow: Namespace) -> Finding:
@@ -290,15 +272,14 @@ def _kubeflow_store(kubeflow: Namespace) -> Finding:
 
 
 def _volumes(cluster: Namespace) -> Finding:
-    default = [item["metadata"]["name"] for item in cluster.find(_STORAGE_CLASSES) if _is_default(item)]
+    default = [
+        item["metadata"]["name"]
+        for item in cluster.find(_STORAGE_CLASSES)
+        if (item["metadata"].get("annotations") or {}).get(_DEFAULT_CLASS) == "true"
+    ]
     if default:
         return Finding("volumes", "ok", f"the default StorageClass is {default[0]}")
     advice = (
         "MLflow's and the store's volumes of k8s/base need one: mark one as default, or name it in an overlay"
     )
     return Finding("volumes", "missing", "there is no default StorageClass", advice)
-
-
-def _is_default(storage_class: Json) -> bool:
-    annotations = storage_class["metadata"].get("annotations") or {}
-    return annotations.get("storageclass.kubernetes.io/is-default-class") == "true"

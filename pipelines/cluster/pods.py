@@ -30,8 +30,7 @@ def queue_label(queue: str) -> dict[str, str]:
 
 def label_value(text: str) -> str:
     """`text` as Kubernetes allows the value of a label; what had to be changed is told apart by a digest."""
-    plain = re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-_.")
-    return plain if plain == text and len(text) <= 63 else f"{plain[:54]}-{_short_digest(text)}"
+    return _told_apart(re.sub(r"[^A-Za-z0-9_.-]+", "-", text).strip("-_."), text, 63)
 
 
 def object_name(*parts: str) -> str:
@@ -40,12 +39,20 @@ def object_name(*parts: str) -> str:
     52, because controllers append to a job's name what tells its pods apart.
     """
     text = "-".join(parts)
-    plain = re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")
-    return plain if plain == text and len(text) <= 52 else f"{plain[:43].rstrip('-')}-{_short_digest(text)}"
+    return _told_apart(re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-"), text, 52)
 
 
-def _short_digest(text: str) -> str:
-    return hashlib.sha256(text.encode()).hexdigest()[:8]
+def _told_apart(plain: str, text: str, most: int) -> str:
+    """`plain`, with a digest of `text` where that is another text or longer than `most` characters."""
+    if plain == text and len(text) <= most:
+        return text
+    return f"{plain[: most - 9].rstrip('-')}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+
+
+def owner_reference(item: Mapping[str, Any]) -> dict[str, str]:
+    """How something says that the object `item` is its owner."""
+    name, uid = item["metadata"]["name"], item["metadata"]["uid"]
+    return {"apiVersion": item["apiVersion"], "kind": item["kind"], "name": name, "uid": uid}
 
 
 def environment(cluster: ClusterConfig, run: str, recipe: str, step: str) -> dict[str, str]:
@@ -63,7 +70,6 @@ def pod_template(
     env: Mapping[str, str],
     name: str = "step",
     account: str = "",
-    annotations: Mapping[str, str] | None = None,
 ) -> dict[str, Any]:
     """A PodTemplateSpec that runs `command` in the image of `needs.image`.
 
@@ -85,28 +91,23 @@ def pod_template(
         "containers": [_container(cluster, needs, command, env, name)],
         "volumes": [{"name": "tmp", "emptyDir": {}}],
     }
-    if _has_shared_memory(needs, name):
+    if needs.gpus or name == "pytorch":  # NCCL and data loaders outgrow the 64 MB that a pod has
         memory = {"medium": "Memory", "sizeLimit": cluster.shared_memory}
         spec["volumes"].append({"name": "shm", "emptyDir": memory})
+        mount = {"name": "shm", "mountPath": "/dev/shm"}  # noqa: S108 - the pod's own
+        spec["containers"][0]["volumeMounts"].append(mount)
     if needs.node_selector:
         spec["nodeSelector"] = dict(needs.node_selector)
     if needs.tolerations:
         spec["tolerations"] = [toleration(item) for item in needs.tolerations]
     if cluster.image_pull_secrets:
         spec["imagePullSecrets"] = [{"name": secret} for secret in cluster.image_pull_secrets]
-    metadata: dict[str, Any] = {"labels": dict(labels)}
-    if annotations:
-        metadata["annotations"] = dict(annotations)
-    return {"metadata": metadata, "spec": spec}
+    return {"metadata": {"labels": dict(labels)}, "spec": spec}
 
 
 def toleration(item: Any) -> dict[str, str]:
     """A toleration as Kubernetes writes it: empty fields are left out."""
     return {name: value for name, value in item.model_dump().items() if value}
-
-
-def _has_shared_memory(needs: StageNeeds, name: str) -> bool:
-    return needs.gpus > 0 or name == "pytorch"  # NCCL and data loaders outgrow the 64 MB that a pod has
 
 
 def _container(
@@ -117,9 +118,6 @@ def _container(
     amounts = {"cpu": f"{needs.cpus:g}", "memory": needs.memory}
     if needs.gpus:
         amounts[cluster.gpu_resource] = str(needs.gpus)
-    mounts = [{"name": "tmp", "mountPath": "/tmp"}]  # noqa: S108 - the pod's own
-    if _has_shared_memory(needs, name):
-        mounts.append({"name": "shm", "mountPath": "/dev/shm"})  # noqa: S108 - likewise
     return {
         "name": name,
         "image": cluster.image(needs.image),
@@ -133,5 +131,5 @@ def _container(
             "readOnlyRootFilesystem": True,
             "capabilities": {"drop": ["ALL"]},
         },
-        "volumeMounts": mounts,
+        "volumeMounts": [{"name": "tmp", "mountPath": "/tmp"}],  # noqa: S108 - likewise
     }

@@ -41,13 +41,11 @@ def use_store(cluster: Namespace, config: ClusterConfig, say: Callable[[str], No
     found = cluster.get(SECRETS, secret) if may_read else None
     if found:
         given = {key: base64.b64decode(value).decode() for key, value in (found.get("data") or {}).items()}
-        endpoint = os.environ.get(_ENDPOINT) or given.get(_ENDPOINT)
         for key in (*_KEYS, *_OTHERS):  # the cluster's, not those of an account that this shell is used with
             os.environ.pop(key, None)
-            if given.get(key):
-                os.environ[key] = given[key]
-        if endpoint:
-            os.environ[_ENDPOINT] = endpoint
+        here = {_ENDPOINT: os.environ.get(_ENDPOINT) or given.get(_ENDPOINT, "")}
+        used = {key: given.get(key, "") for key in (*_KEYS, *_OTHERS)} | here
+        os.environ.update({key: text for key, text in used.items() if text})
     elif all(os.environ.get(key) for key in _KEYS):
         why = "is not there" if may_read else "may not be read by you"
         say(f"the Secret {secret} {why}: the store is used with AWS_ACCESS_KEY_ID of the environment")

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import re
 import threading
-import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
-from hpml.core.errors import ExitCode, StageFailed, Unavailable
+from hpml.core.errors import ExitCode, HpmlError, StageFailed, Unavailable
 from hpml.pipelines.cluster import causes, pods
 from hpml.pipelines.cluster import client as kube
 from hpml.pipelines.cluster.causes import Cause, Patience
-from hpml.pipelines.cluster.client import CONFIGMAPS, JOBS, PODS, Json, Namespace
+from hpml.pipelines.cluster.client import CONFIGMAPS, JOBS, Json, Namespace
+from hpml.pipelines.cluster.follower import Follower
 
 CONTAINER = "step"
 _LOOK_EVERY_S = 0.5
-_OUR_CODES = {int(code) for code in ExitCode}
+_STOP_PATIENCE_S = 5.0  # with an API server that is away
+_OUR_CODES = {int(code) for code in ExitCode if code}
 
 
 @dataclass(frozen=True)
@@ -26,7 +26,7 @@ class JobOutcome:
 
     exit_code: one of ExitCode. cause: what the cluster knows of a failure. certain: whether that is the
     reason, whatever the program said while it was ended; otherwise only the program knows it. image: the
-    digest of the image that ran, as its node calls it; empty if nothing ran.
+    digest of the image of one that is done, as its node calls it.
     """
 
     exit_code: int
@@ -58,89 +58,62 @@ class JobRunner:
         """The name of the Job."""
         return str(self.body["metadata"]["name"])
 
-    @property
-    def stopping(self) -> bool:
-        """Whether `stop` was called."""
-        return self._stopping.is_set()
-
-    def stop(self, *, patience_s: float = 5.0) -> None:
+    def stop(self) -> None:
         """Delete the Job: its program gets SIGTERM and has 30 s to save what it has. Raises HpmlError."""
         self._stopping.set()
-        self.cluster.delete(JOBS, self.name, patience_s=patience_s)
+        self.cluster.delete(JOBS, self.name, patience_s=_STOP_PATIENCE_S)
 
     def attend(self) -> JobOutcome:
         """From the creation of the Job to its end. Raises HpmlError if the cluster refuses it or is lost."""
         self.cluster.create(JOBS, self.body)
-        if self.stopping:  # before there was anything to delete
+        if self._stopping.is_set():  # before there was anything to delete
             self.stop()
-        pod = self._wait_for_start()
-        if pod:
-            for line in self.cluster.log(pod, CONTAINER):
-                self.write(line)
-        return self._wait_for_end()
-
-    def _look(self) -> tuple[Json | None, Json | None]:
-        """The Job and its newest pod, as they are now."""
-        pods = self.cluster.find(PODS, labels=f"job-name={self.name}")
-        job = self.cluster.get(JOBS, self.name)
-        return job, max(pods, key=lambda pod: str(pod["metadata"]["creationTimestamp"]), default=None)
-
-    # ------------------------------------------------------------------------------------------------- start
-
-    def _wait_for_start(self) -> Json | None:
-        """The pod, once its program runs or has run; None if the Job ended without."""
-        for_room = Patience(self.timeout_s, self.say)
-        for_others = Patience(self.pending_s, self.say)
+        follower = Follower(self.cluster, f"job-name={self.name}", CONTAINER)
+        room, others = Patience(self.timeout_s, self.say), Patience(self.pending_s, self.say)
         while True:
-            job, pod = self._look()
-            if pod and causes.has_started(pod, CONTAINER):
-                self._waits_for = None
-                return pod
-            if job is None or _failure(job) or (pod and pod["status"].get("phase") == "Failed"):
-                return None
-            why = self._waits_for = self._why_it_waits(job, pod)
-            waiting = {self.name: why} if why else {}
+            pods = follower.look()
+            job, pod = self.cluster.get(JOBS, self.name), pods[-1] if pods else None
+            is_reading = any(follower.is_reading.values())
+            if not is_reading and (end := self._end(job, pod)):
+                return end
+            waiting = self._waiting(follower, job, pods)
+            self._waits_for = next(iter(waiting.values()), None)
+            for_room = {name: why for name, why in waiting.items() if _is_for_room(why)}
             try:
-                for_room.look(waiting if why and _is_for_room(why) else {})
-                for_others.look(waiting if why and not _is_for_room(why) else {})
+                room.look(for_room)
+                others.look({} if for_room else waiting)
             except Unavailable:
                 self.cluster.delete(JOBS, self.name)  # or it would start when nobody looks any more
                 raise
-            time.sleep(_LOOK_EVERY_S)
+            for _, line in follower.lines(self.timeout_s if is_reading else _LOOK_EVERY_S):
+                if isinstance(line, HpmlError):
+                    raise line
+                self.write(line)
 
-    def _why_it_waits(self, job: Json, pod: Json | None) -> Cause | None:
-        if pod:
-            return causes.cause(pod, self.cluster.events(pod["metadata"]["uid"]))
-        if job["spec"].get("suspend"):
+    def _waiting(self, follower: Follower, job: Json | None, pods: list[Json]) -> dict[str, Cause]:
+        """Why its program does not run, by the name of its pod; empty if it does, did, or never will."""
+        if job is None or _failure(job) or (pods and causes.has_started(pods[-1], CONTAINER)):
+            return {}
+        if not pods and job["spec"].get("suspend"):
             why = f"the Job {self.name} is suspended until its queue admits it"
-            return Cause(
-                "Suspended", why, "is Kueue there, and the queue? cluster.queue names it", waits=True
-            )
-        return causes.cause_of_refusal(self.cluster.events(job["metadata"]["uid"]))
+            fix = "is Kueue there, and the queue? cluster.queue names it"
+            return {"": Cause("Suspended", why, fix, waits=True)}
+        return follower.why_waiting(job, pods)
 
     # --------------------------------------------------------------------------------------------------- end
 
-    def _wait_for_end(self) -> JobOutcome:
-        while True:
-            job, pod = self._look()
-            end = self._end(job, pod)
-            if end:
-                return end
-            time.sleep(_LOOK_EVERY_S)
-
     def _end(self, job: Json | None, pod: Json | None) -> JobOutcome | None:
         """None: it has not ended, or the cluster has not yet noted that it has."""
-        image = _image_digest(pod) if pod else ""
         code = causes.exit_code(pod, CONTAINER) if pod else None
-        if code == 0:
-            return JobOutcome(ExitCode.DONE, image=image)
-        if self.stopping and (code is not None or pod is None):
-            return JobOutcome(ExitCode.TERMINATED, "it was stopped", image=image)
+        if pod and code == 0:
+            return JobOutcome(ExitCode.DONE, image=_image_digest(pod))
+        if self._stopping.is_set() and (code is not None or pod is None):
+            return JobOutcome(ExitCode.TERMINATED, "it was stopped")
         if job and _failure(job) == "DeadlineExceeded":
-            return self._end_by_deadline(image)
+            return self._end_by_deadline()
         why = causes.cause(pod, ()) if pod else None
         if why and not why.waits:
-            return _end_of_pod(why, code, image)
+            return _end_of_pod(why, code)
         if pod is None and job is None:
             return JobOutcome(ExitCode.UNAVAILABLE, "somebody deleted its Job", certain=True)
         if pod is None and job and _failure(job):
@@ -148,33 +121,29 @@ class JobRunner:
             return JobOutcome(ExitCode.UNAVAILABLE, cause, certain=True)
         return None
 
-    def _end_by_deadline(self, image: str) -> JobOutcome:
+    def _end_by_deadline(self) -> JobOutcome:
         if self._waits_for:
             cause = f"it did not start within {self.timeout_s:.0f} s: {self._waits_for.why}"
             fix = self._waits_for.fix or "raise cluster.timeout_s"
             return JobOutcome(ExitCode.UNAVAILABLE, f"{cause} -> {fix}", certain=True)
         cause = f"it took longer than its timeout of {self.timeout_s:.0f} s"
         fix = "raise cluster.timeout_s, or timeout_s of its stage under cluster.stages"
-        return JobOutcome(ExitCode.STAGE_FAILED, f"{cause} -> {fix}", certain=True, image=image)
+        return JobOutcome(ExitCode.STAGE_FAILED, f"{cause} -> {fix}", certain=True)
 
 
-def _end_of_pod(why: Cause, code: int | None, image: str) -> JobOutcome:
+def _end_of_pod(why: Cause, code: int | None) -> JobOutcome:
     """What the end of a pod for the reason `why` means; code: of its program."""
-    told = f"{why.why} -> {why.fix or 'run again: it resumes'}"
     if why.reason == "Error":  # the program's own doing
-        ours = code if code in _OUR_CODES else ExitCode.STAGE_FAILED
-        return JobOutcome(int(ours or 0), why.why, image=image)
-    out_of_memory = why.reason == "OOMKilled"
-    failed = ExitCode.STAGE_FAILED if out_of_memory else ExitCode.UNAVAILABLE
-    return JobOutcome(failed, told, certain=True, image=image)
+        return JobOutcome(code if code in _OUR_CODES else ExitCode.STAGE_FAILED, why.why)
+    failed = ExitCode.STAGE_FAILED if why.reason == "OOMKilled" else ExitCode.UNAVAILABLE
+    return JobOutcome(failed, f"{why.why} -> {why.fix or 'run again: it resumes'}", certain=True)
 
 
 def _failure(job: Json) -> str:
     """The reason of a Job that has failed, or that is about to; empty if it has not."""
-    for condition in job.get("status", {}).get("conditions") or ():
-        if condition["type"] in ("Failed", "FailureTarget") and condition["status"] == "True":
-            return str(condition.get("reason") or "Failed")
-    return ""
+    holding = causes.conditions(job)
+    failed = holding.get("Failed") or holding.get("FailureTarget")
+    return str(failed.get("reason") or "Failed") if failed else ""
 
 
 def _is_for_room(cause: Cause) -> bool:
@@ -191,76 +160,32 @@ def _image_digest(pod: Json) -> str:
     return ""
 
 
-def job_body(
-    name: str,
-    template: Json,
-    *,
-    labels: dict[str, str],
-    timeout_s: float,
-    keep_s: int,
-    suspended: bool = False,
-) -> dict[str, Any]:
-    """A Job that runs the pod `template` once.
-
-    timeout_s: from its start. keep_s: how long it is kept after its end. suspended: until a queue admits it.
-    """
-    return {
-        "apiVersion": kube.JOBS.api,
-        "kind": "Job",
-        "metadata": {"name": name, "labels": labels},
-        "spec": {
-            "backoffLimit": 0,  # a step that failed would fail again; what may pass, it waits for itself
-            "activeDeadlineSeconds": int(timeout_s),
-            "ttlSecondsAfterFinished": keep_s,
-            "suspend": suspended,
-            "template": template,
-        },
-    }
-
-
 class RunOwner:
-    """The ConfigMap that owns the Jobs of a run; made for the first of them."""
+    """The ConfigMap that owns the Jobs of a run; made for the first of them. found: it, once it is there."""
 
     def __init__(self, namespace: kube.Namespace, run: str, recipe: str) -> None:
         self._kube, self._lock = namespace, threading.Lock()
-        self._name = pods.object_name("hpml", run)
+        self.name = pods.object_name("hpml", run)
+        self.found: Json | None = None
         self._described = {
             "apiVersion": CONFIGMAPS.api,
             "kind": "ConfigMap",
-            "metadata": {"name": self._name, "labels": pods.labels(run, "run")},
+            "metadata": {"name": self.name, "labels": pods.labels(run, "run")},
             "data": {"run": run, "recipe": recipe},
         }
-        self._found: Json | None = None
-
-    @property
-    def exists(self) -> bool:
-        """Whether anything was adopted."""
-        return self._found is not None
-
-    @property
-    def how_to_delete(self) -> str:
-        """What a user does if we cannot."""
-        return f"kubectl -n {self._kube.name} delete configmap {self._name}"
 
     def adopt(self, body: Json) -> None:
         """Make what `body` describes go when we do."""
         with self._lock:
-            self._found = (
-                self._found
+            self.found = (
+                self.found
                 or self._kube.create(CONFIGMAPS, self._described)
-                or self._kube.get(CONFIGMAPS, self._name)
+                or self._kube.get(CONFIGMAPS, self.name)
             )
-        if self._found is None:
-            raise StageFailed(f"somebody deleted the ConfigMap {self._name}", fix="run again")
-        uid = self._found["metadata"]["uid"]
-        body["metadata"]["ownerReferences"] = [
-            {"apiVersion": "v1", "kind": "ConfigMap", "name": self._name, "uid": uid}
-        ]
+        if self.found is None:
+            raise StageFailed(f"somebody deleted the ConfigMap {self.name}", fix="run again")
+        body["metadata"]["ownerReferences"] = [pods.owner_reference(self.found)]
 
-    def delete(self) -> None:
-        """Go, with all that was adopted."""
-        self._kube.delete(CONFIGMAPS, self._name)
-
-    def leave(self) -> None:
-        """Go alone."""
-        self._kube.delete(CONFIGMAPS, self._name, keep_owned=True)
+    def delete(self, *, keep_owned: bool = False) -> None:
+        """Go, with all that was adopted, or alone."""
+        self._kube.delete(CONFIGMAPS, self.name, keep_owned=keep_owned)

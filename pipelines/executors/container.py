@@ -15,7 +15,7 @@ import secrets
 import shutil
 import signal
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -23,15 +23,14 @@ from urllib.parse import urlsplit
 from pydantic import BaseModel
 
 from hpml.components.__main__ import Job, arguments_of
-from hpml.core import hardware
 from hpml.core.contract import Events
 from hpml.core.errors import ConfigInvalid, ExitCode, Unavailable
 from hpml.pipelines.engine import cache_keys
 from hpml.pipelines.engine.cache_keys import RuntimeEnvironment
 from hpml.pipelines.engine.execution import Settings
-from hpml.pipelines.engine.store import Store
 from hpml.pipelines.executors.base import StepExit, Watcher
-from hpml.pipelines.executors.forkserver import ForkServer
+from hpml.pipelines.executors.forkserver import ForkServer, ProcessExit
+from hpml.pipelines.executors.process import LocalSteps
 from hpml.pipelines.plan import Node, Plan
 from hpml.pipelines.recipe import LoadedRecipe
 from hpml.pipelines.stage_needs import needs_of
@@ -43,17 +42,13 @@ _TMPFS = "/tmp:rw,exec,mode=1777"  # noqa: S108 - the container's own
 _CANNOT_START = {125: "the container engine refused it", 126: "its command cannot be run", 127: "no command"}
 
 
-class Containers:
+class Containers(LocalSteps):
     """Steps as containers. A small process beside the engine starts each, and ends it with the engine."""
 
-    tracks = False
-
     def __init__(self, loaded: LoadedRecipe, settings: Settings, watcher: Watcher) -> None:
-        self.store = Store(settings.home)
-        self.cpus = hardware.usable_cpus()
+        super().__init__(settings.home)
         self._loaded, self._settings, self._watcher = loaded, settings, watcher
         self._engine = find_engine()
-        self._server: ForkServer | None = None
         self._names: dict[int, str] = {}
         self._runtime_environment: dict[str, RuntimeEnvironment] = {}
 
@@ -87,8 +82,7 @@ class Containers:
         return answer.stdout.strip().removeprefix("sha256:")
 
     def _about(self, image: str) -> dict[str, Any]:
-        command = [*self._isolated(self._limits(self.cpus, "1Gi")), "--rm", image, "--about"]
-        answer = _ask(*command)
+        answer = _ask(*self._isolated(self.cpus, "1Gi"), "--rm", image, "--about")
         try:
             return dict(json.loads(answer.stdout))
         except ValueError:
@@ -99,10 +93,6 @@ class Containers:
             ) from None
 
     # ------------------------------------------------------------------------------------------------- steps
-
-    def threads(self, stage: str) -> int:
-        """As the stage's `needs.py` says, and no more than there are CPUs."""
-        return min(needs_of(stage).cpus or self.cpus, self.cpus)
 
     def check(self, plan: Plan) -> None:
         """Look at every image, and at what has to be reached, before anything is started.
@@ -135,9 +125,7 @@ class Containers:
 
     def _command(self, node: Node, job: dict[str, Any], name: str) -> list[str]:
         needs = self._loaded.recipe.cluster.needs(node.stage)
-        command = self._isolated(
-            self._limits(job["threads"], self._memory(node.stage)), network=self._network(node)
-        )
+        command = self._isolated(job["threads"], self._memory(node.stage), network=self._network(node))
         command += ["--name", name, "--env", "HPML_IMPORT_PATHS=" + os.pathsep.join(job["import_paths"])]
         if needs.gpus:
             podman = Path(self._engine).name == "podman"
@@ -149,17 +137,15 @@ class Containers:
         fields = {key: value for key, value in job.items() if key != "import_paths"}
         return [*command, self._image(node.stage), *arguments_of(Job(**fields))]
 
-    def _isolated(self, limits: Sequence[str], *, network: str = "none") -> list[str]:
+    def _isolated(self, cpus: int, memory: str, *, network: str = "none") -> list[str]:
         user = f"{os.getuid()}:{os.getgid()}"
         rootless = ["--userns", "keep-id"] if os.getuid() and self._engine.endswith("podman") else []
         return [
             *(self._engine, "run", "--pull", "never", "--network", network, "--read-only", "--tmpfs", _TMPFS),
             *("--user", user, *rootless, "--cap-drop", "all", "--security-opt", "no-new-privileges"),
-            *("--env", "HOME=/tmp", *limits),
+            *("--env", "HOME=/tmp", "--cpus", str(cpus), "--memory", str(quantity_bytes(memory))),
+            *("--shm-size", "256m"),
         ]
-
-    def _limits(self, cpus: int, memory: str) -> list[str]:
-        return ["--cpus", str(cpus), "--memory", str(quantity_bytes(memory)), "--shm-size", "256m"]
 
     def _memory(self, stage: str) -> str:
         return self._loaded.recipe.cluster.needs(stage).memory or ""
@@ -213,23 +199,13 @@ class Containers:
         """SIGTERM by the process that holds the container; SIGKILL by the engine, which needs no answer."""
         if number == signal.SIGKILL:
             _ask(self._engine, "kill", self._names[job])
-        elif self._server:
-            self._server.signal(job, number)
+        else:
+            super().signal(job, number)
 
-    def ended(self, timeout_s: float) -> list[StepExit]:
-        """Those that ended; why, the process that held the container has told in the step's events."""
-        assert self._server, "something was started"
-        return [
-            StepExit(
-                end.job, os.waitstatus_to_exitcode(end.status), cause="its container ended without saying why"
-            )
-            for end in self._server.ended(timeout_s)
-        ]
-
-    def close(self, status: str) -> None:
-        """End whatever still runs."""
-        if self._server:
-            self._server.close()
+    def _understood(self, end: ProcessExit) -> StepExit:
+        """Why it ended, the process that held the container has told in the step's events."""
+        code = os.waitstatus_to_exitcode(end.status)
+        return StepExit(end.job, code, cause="its container ended without saying why")
 
 
 def find_engine() -> str:
@@ -265,9 +241,8 @@ def run_container(engine: str, name: str, command: list[str], events: str, memor
         status = subprocess.Popen(command, stdin=subprocess.DEVNULL, start_new_session=True).wait()
         cause = _cause(engine, name, status, memory)
         if cause:
-            Events(Path(events)).write(
-                "failed", message=cause, exit_code=int(ExitCode.STAGE_FAILED), traceback=""
-            )
+            told = {"message": cause, "exit_code": int(ExitCode.STAGE_FAILED), "traceback": ""}
+            Events(Path(events)).write("failed", **told)
         return status
     finally:
         _ask(engine, "rm", "--force", name)

@@ -5,7 +5,7 @@ second), then forks for each job. A forked job is the leader of its own session:
 (a segfault, the kernel's out-of-memory killer, `os._exit`) ends that step only, and when it ends, everything
 it started ends with it. When the engine goes away, however it goes, the server ends the jobs and itself.
 
-Messages are JSON lines over a socket pair. To the server: {"preload": [module, ...]}, {"job": id, "call":
+Messages are JSON over a pair of connections. To the server: {"preload": [module, ...]}, {"job": id, "call":
 "module:function", "argument": {...}, "log": path}, {"signal": number, "job": id}. From the server: {"job":
 id, "status": wait status, "peak_rss_bytes": n}.
 """
@@ -17,13 +17,12 @@ import gc
 import importlib
 import json
 import os
-import selectors
 import signal
-import socket
 import subprocess
 import sys
 import time
 from dataclasses import dataclass
+from multiprocessing.connection import Connection, Pipe, wait
 from pathlib import Path
 from typing import Any
 
@@ -45,7 +44,7 @@ class ForkServer:
     """The engine's end."""
 
     def __init__(self) -> None:
-        self._socket, theirs = socket.socketpair()
+        self._connection, theirs = Pipe()
         self._process = subprocess.Popen(
             [sys.executable, "-P", "-m", "hpml.pipelines.executors.forkserver", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
@@ -53,12 +52,11 @@ class ForkServer:
             start_new_session=True,  # Ctrl-C is for the engine, which then asks the jobs to stop
         )
         theirs.close()
-        self._lines = _Lines(self._socket)
         self._jobs = 0
 
     def preload(self, modules: tuple[str, ...]) -> None:
         """Import `modules` in the server as soon as it has nothing else to do."""
-        self._send({"preload": list(modules)})
+        _send(self._connection, {"preload": list(modules)})
 
     def start(self, call: str, argument: dict[str, Any], log: Path) -> int:
         """Fork a process that calls `call(**argument)` with its output in `log`; returns the job's number.
@@ -66,83 +64,64 @@ class ForkServer:
         What the function returns, None or a number, is the exit status of the process.
         """
         self._jobs += 1
-        self._send({"job": self._jobs, "call": call, "argument": argument, "log": str(log)})
+        message = {"job": self._jobs, "call": call, "argument": argument, "log": str(log)}
+        _send(self._connection, message)
         return self._jobs
 
     def signal(self, job: int, number: signal.Signals) -> None:
         """Send a signal to the process of a job (not to what it started)."""
         with contextlib.suppress(OSError):
-            self._send({"signal": int(number), "job": job})
+            _send(self._connection, {"signal": int(number), "job": job})
 
     def ended(self, timeout_s: float) -> list[ProcessExit]:
-        """The jobs that ended, waiting at most `timeout_s` for the first.
+        """The next job that ended, waiting at most `timeout_s` for it; none if none did.
 
         Raises ConnectionError if the server itself is gone.
         """
-        self._socket.settimeout(timeout_s)
-        return [ProcessExit(**message) for message in self._lines.receive()]
+        if not self._connection.poll(timeout_s):
+            return []
+        return [ProcessExit(**_receive(self._connection))]
 
     def close(self) -> None:
         """End the server and whatever still runs in it, and wait until it is gone."""
-        self._socket.close()
+        self._connection.close()
         self._process.wait()
 
-    def _send(self, message: dict[str, Any]) -> None:
-        self._socket.settimeout(None)
-        self._socket.sendall(json.dumps(message).encode() + b"\n")
+
+def _send(connection: Connection, message: dict[str, Any]) -> None:
+    connection.send_bytes(json.dumps(message).encode())
 
 
-class _Lines:
-    """JSON lines of a socket."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self._connection = connection
-        self._rest = b""
-
-    def receive(self) -> list[Any]:
-        """The whole lines that one read brings; none if the socket's timeout passes.
-
-        Raises ConnectionError at the end of the stream.
-        """
-        try:
-            data = self._connection.recv(65536)
-        except TimeoutError:
-            return []
-        if not data:
-            raise ConnectionError("the fork server is gone")
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        return [json.loads(line) for line in lines]
+def _receive(connection: Connection) -> dict[str, Any]:
+    try:
+        message: dict[str, Any] = json.loads(connection.recv_bytes())
+    except EOFError:
+        raise ConnectionError("the fork server is gone") from None
+    return message
 
 
 # ------------------------------------------------------------------------------------------------ the server
 
 
 class _Server:
-    def __init__(self, connection: socket.socket) -> None:
+    def __init__(self, connection: Connection) -> None:
         self._connection = connection
-        self._lines = _Lines(connection)
-        self._selector = selectors.DefaultSelector()
-        self._selector.register(connection, selectors.EVENT_READ)
-        self._pids: dict[int, int] = {}  # job -> pid
+        self._jobs: dict[int, tuple[int, int]] = {}  # file descriptor of a process -> job, pid
         self._to_preload: list[str] = []
 
     def serve(self) -> None:
         """Fork and reap until the engine closes its end."""
         try:
             while True:
-                for key, _ in self._selector.select(0 if self._to_preload else None):
-                    if key.fileobj is self._connection:
-                        for message in self._lines.receive():
-                            self._handle(message)
+                for ready in wait([self._connection, *self._jobs], 0 if self._to_preload else None):
+                    if isinstance(ready, int):
+                        self._reap(ready)
                     else:
-                        self._reap(key.data)
-                if self._to_preload and not self._has_mail():
+                        self._handle(_receive(self._connection))
+                if self._to_preload and not self._connection.poll():
                     self._preload(self._to_preload.pop(0))
         except (ConnectionError, KeyboardInterrupt):
             self._end_all()
-
-    def _has_mail(self) -> bool:
-        return any(key.fileobj is self._connection for key, _ in self._selector.select(0))
 
     def _preload(self, module: str) -> None:
         with contextlib.suppress(ImportError):  # the job that needs it will say so
@@ -154,42 +133,38 @@ class _Server:
             self._to_preload += [name for name in message["preload"] if name not in sys.modules]
         elif "call" in message:
             self._fork(message)
-        elif message["job"] in self._pids:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._pids[message["job"]], message["signal"])
+        else:
+            for job, pid in self._jobs.values():
+                if job == message["job"]:
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, message["signal"])
 
     def _fork(self, message: dict[str, Any]) -> None:
         server = os.getpid()
         pid = os.fork()
         if pid == 0:
             _become_job(message, server)
-        self._pids[message["job"]] = pid
-        self._selector.register(os.pidfd_open(pid), selectors.EVENT_READ, data=message["job"])
+        self._jobs[os.pidfd_open(pid)] = message["job"], pid
 
-    def _reap(self, job: int) -> None:
-        pid = self._pids.pop(job)
+    def _reap(self, descriptor: int) -> None:
+        job, pid = self._jobs.pop(descriptor)
+        os.close(descriptor)
         _, status, usage = os.wait4(pid, 0)
-        for key in list(self._selector.get_map().values()):
-            if key.data == job:
-                self._selector.unregister(key.fileobj)
-                os.close(key.fd)
         with contextlib.suppress(ProcessLookupError):
             os.killpg(pid, signal.SIGKILL)  # what the step started and left behind
         ended = {"job": job, "status": status, "peak_rss_bytes": usage.ru_maxrss * 1024}
         with contextlib.suppress(OSError):
-            self._connection.sendall(json.dumps(ended).encode() + b"\n")
+            _send(self._connection, ended)
 
     def _end_all(self) -> None:
         """SIGTERM, a time of grace to save a checkpoint, SIGKILL for the whole group."""
-        for pid in self._pids.values():
+        for _, pid in self._jobs.values():
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGTERM)
-        deadline = time.monotonic() + _GRACE_S
-        waiting = set(self._pids.values())
-        while waiting and time.monotonic() < deadline:
-            waiting = {pid for pid in waiting if os.waitpid(pid, os.WNOHANG)[0] == 0}
-            time.sleep(0.02)
-        for pid in self._pids.values():
+        deadline, running = time.monotonic() + _GRACE_S, set(self._jobs)
+        while running and (left_s := deadline - time.monotonic()) > 0:
+            running.difference_update(wait(running, left_s))
+        for _, pid in self._jobs.values():
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(pid, signal.SIGKILL)
 
@@ -220,6 +195,6 @@ if __name__ == "__main__":
     signal.signal(signal.SIGTERM, signal.SIG_IGN)  # it ends when the engine's end closes, in order
     spin_briefly()
     importlib.import_module("hpml.components.__main__")
-    connection = socket.socket(fileno=int(sys.argv[1]))
-    connection.set_inheritable(False)
-    _Server(connection).serve()
+    descriptor = int(sys.argv[1])
+    os.set_inheritable(descriptor, False)
+    _Server(Connection(descriptor)).serve()

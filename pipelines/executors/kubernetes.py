@@ -36,7 +36,7 @@ from hpml.pipelines.engine import cache_keys
 from hpml.pipelines.engine.cache_keys import RuntimeEnvironment
 from hpml.pipelines.engine.execution import Settings
 from hpml.pipelines.executors.base import StepExit, Watcher
-from hpml.pipelines.executors.cluster_job import JobOutcome, JobRunner, RunOwner, job_body
+from hpml.pipelines.executors.cluster_job import JobOutcome, JobRunner, RunOwner
 from hpml.pipelines.plan import Node, Plan
 from hpml.pipelines.recipe import LoadedRecipe
 from hpml.pipelines.stage_needs import needs_of
@@ -94,7 +94,7 @@ class Jobs:
         self._run, self._say = run, watcher.say
         self.tracks = bool(self._cluster.tracking_uri)
         self._reports = self.tracks and bool(settings.tracking_uri)
-        self._kube = self._connect(patience_s=_PATIENCE_S)
+        self._kube = kube.connect(self._cluster.namespace, patience_s=_PATIENCE_S, say=self._say)
         self.store = open_store(settings.home, self._cluster, self._say)
         self._runtime_environment: dict[str, RuntimeEnvironment] = {}
         self._owner = RunOwner(self._kube, run, self._recipe.name)
@@ -104,17 +104,15 @@ class Jobs:
         # Of the kind that a signal handler may put something into at any moment.
         self._ends: queue.SimpleQueue[tuple[int, JobOutcome]] = queue.SimpleQueue()
         self._to_come: set[str] = set()
-        self._pending_events = _PendingEvents(run, self._recipe.name, self._cluster.store)
-
-    def _connect(self, *, patience_s: float) -> kube.Namespace:
-        return kube.connect(self._cluster.namespace, patience_s=patience_s, say=self._say)
+        self._pending_events: list[tuple[str, Status, float, str]] = []  # name, status, seconds, cause
 
     # -------------------------------------------------------------------------------- before anything runs
 
     def check(self, plan: Plan) -> None:
         """Ask the cluster for all that a run needs of it, and the images for what they hold."""
         launches = any(_is_launched(node) for node in plan.nodes.values())
-        found = cluster_doctor.needed(self._connect(patience_s=0), self._cluster, launches=launches)
+        at_once = kube.connect(self._cluster.namespace, patience_s=0, say=self._say)
+        found = cluster_doctor.needed(at_once, self._cluster, launches=launches)
         lacking = [finding for finding in found if finding.state == "missing"]
         for finding in lacking[1:]:
             self._say(f"{finding.found} -> {finding.advice}")
@@ -140,17 +138,17 @@ class Jobs:
         decisive = {"image", "cpus", "gpus", "node_selector", "tolerations"}
         pool = canonical_json(needs.model_dump(mode="json", include=decisive))
         if pool not in self._runtime_environment:
-            self._runtime_environment[pool] = self._ask(
-                needs, pods.object_name("about", needs.image or "", self._run, pool)
-            )
+            name = pods.object_name("about", needs.image or "", self._run, pool)
+            self._runtime_environment[pool] = self._ask(needs, name)
         return self._runtime_environment[pool]
 
     def _ask(self, needs: StageNeeds, name: str) -> RuntimeEnvironment:
-        image = self._image(needs)
+        assert needs.image, "the defaults are filled in"
+        image = self._cluster.image(needs.image)
         labels = pods.labels(self._run, "about")
         template = pods.pod_template(self._cluster, needs, [*_ENTRYPOINT, "--about"], labels=labels, env={})
         lines: list[str] = []
-        job_runner = self._attendant(name, template, needs, lines.append, self._say, timeout_s=_ABOUT_S)
+        job_runner = self._job_runner(name, template, _ABOUT_S, lines.append, self._say)
         try:
             end = job_runner.attend()
         finally:
@@ -164,10 +162,6 @@ class Jobs:
                 why=end.cause or " ".join(lines[-1:])[:300],
                 fix="is it one of ours? cluster.images names them, make images builds them",
             ) from None
-
-    def _image(self, needs: StageNeeds) -> str:
-        assert needs.image, "the defaults are filled in"
-        return self._cluster.image(needs.image)
 
     def threads(self, stage: str) -> int:
         """As many as its pod has CPUs."""
@@ -186,8 +180,8 @@ class Jobs:
         transcript = Transcript(log, Path(job["events"]))
         name = pods.object_name(node.name, self._run)
         template, needs = self._pod_of(node, job, is_last)
-        job_runner = self._attendant(
-            name, template, needs, transcript.write, lambda text: self._say(f"{node.name}: {text}")
+        job_runner = self._job_runner(
+            name, template, needs.timeout_s, transcript.write, lambda text: self._say(f"{node.name}: {text}")
         )
         image = "" if _is_launched(node) else self.runtime_environment(node.stage).image
         self._running[number] = _Step(node.name, job_runner, transcript, image, is_last)
@@ -220,26 +214,23 @@ class Jobs:
         template["spec"]["containers"][0]["env"].append({"name": "HPML_POD_NAME", "valueFrom": own_name})
         return template, ours
 
-    def _attendant(
-        self,
-        name: str,
-        template: Json,
-        needs: StageNeeds,
-        write: Say,
-        say: Say,
-        *,
-        timeout_s: float | None = None,
+    def _job_runner(
+        self, name: str, template: Json, timeout_s: float | None, write: Say, say: Say
     ) -> JobRunner:
-        timeout_s = timeout_s or needs.timeout_s
         assert timeout_s, "the defaults are filled in"
-        body = job_body(
-            name,
-            template,
-            labels={**template["metadata"]["labels"], **pods.queue_label(self._cluster.queue)},
-            timeout_s=timeout_s,
-            keep_s=max(_SEEN_WITHIN_S, self._cluster.keep_failed_s),
-            suspended=bool(self._cluster.queue),
-        )
+        labels = {**template["metadata"]["labels"], **pods.queue_label(self._cluster.queue)}
+        body = {
+            "apiVersion": JOBS.api,
+            "kind": "Job",
+            "metadata": {"name": name, "labels": labels},
+            "spec": {
+                "backoffLimit": 0,  # a step that failed would fail again; what may pass, it waits for itself
+                "activeDeadlineSeconds": int(timeout_s),
+                "ttlSecondsAfterFinished": max(_SEEN_WITHIN_S, self._cluster.keep_failed_s),
+                "suspend": bool(self._cluster.queue),  # until it admits the Job
+                "template": template,
+            },
+        }
         return JobRunner(self._kube, body, timeout_s, self._cluster.pending_s, write, say)
 
     def _attend(self, number: int, job_runner: JobRunner) -> None:
@@ -256,9 +247,8 @@ class Jobs:
     def signal(self, job: int, number: signal.Signals) -> None:
         """SIGTERM deletes the Job, whose pod has 30 s to save; SIGKILL is not to wait for that any more."""
         if number == signal.SIGKILL:
-            self._ends.put(
-                (job, JobOutcome(ExitCode.TERMINATED, "it was stopped, and not waited for", certain=True))
-            )
+            end = JobOutcome(ExitCode.TERMINATED, "it was stopped, and not waited for", certain=True)
+            self._ends.put((job, end))
             return
         try:
             self._running[job].job_runner.stop()
@@ -277,9 +267,8 @@ class Jobs:
     def _concluded(self, step: _Step, end: JobOutcome) -> int:
         """The exit code of a step, whose failure is told where the engine looks for it."""
         if end.exit_code == 0 and end.image and step.image not in ("", end.image):
-            end = JobOutcome(
-                ExitCode.CONFIG_INVALID, _OTHER_IMAGE.format(end.image[:12], step.image[:12]), certain=True
-            )
+            cause = _OTHER_IMAGE.format(end.image[:12], step.image[:12])
+            end = JobOutcome(ExitCode.CONFIG_INVALID, cause, certain=True)
         said = step.transcript.failure
         if end.exit_code and said and not end.certain:
             step.transcript.fail(said["message"], said["exit_code"], str(said.get("traceback", "")))
@@ -288,7 +277,7 @@ class Jobs:
         if end.exit_code and not said:
             status: Status = "KILLED" if end.exit_code == ExitCode.TERMINATED else "FAILED"
             seconds = time.monotonic() - step.started_at_s
-            self._pending_events.steps.append((step.name, status, seconds, end.cause))
+            self._pending_events.append((step.name, status, seconds, end.cause))
         self._over.append((step, end))
         return end.exit_code
 
@@ -298,25 +287,45 @@ class Jobs:
         """Delete what the run has in the cluster, except for what failed; see the module."""
         failed = [step.job_runner.name for step, end in self._over if end.exit_code]
         try:
-            if self._owner.exists and status == "failed" and failed and self._cluster.keep_failed_s:
+            if self._owner.found and status == "failed" and failed and self._cluster.keep_failed_s:
                 for step, _ in self._over:
                     if step.job_runner.name not in failed:
                         self._kube.delete(JOBS, step.job_runner.name)
-                self._owner.leave()
+                self._owner.delete(keep_owned=True)
                 self._say(
                     f"what failed is kept for {self._cluster.keep_failed_s} s:"
                     f" kubectl -n {self._cluster.namespace} describe job {' '.join(failed)}"
                 )
-            elif self._owner.exists:
+            elif self._owner.found:
                 self._owner.delete()
         except HpmlError as error:
-            self._say(f"the run was not cleared away: {error} -> {self._owner.how_to_delete}")
+            delete = f"kubectl -n {self._cluster.namespace} delete configmap {self._owner.name}"
+            self._say(f"the run was not cleared away: {error} -> {delete}")
         if self._reports and self._over:
             told = any(step.is_last and not end.exit_code for step, end in self._over)
             try:
-                self._pending_events.leave(None if told else _MLFLOW_STATUS.get(status, "FAILED"))
+                self._leave_events(None if told else _MLFLOW_STATUS.get(status, "FAILED"))
             except HpmlError as error:
                 self._say(f"MLflow will not hear how the run ended: {error}")
+
+    def _leave_events(self, status: Status | None) -> None:
+        """Leave what MLflow does not hear from the steps: ends of those that were killed, and of the run.
+
+        It is put where steps leave what they could not send, and so arrives with the next step of any run.
+        status: of the run; None if its last step has told. Raises Unavailable.
+        """
+        if not self._pending_events and not status:
+            return
+        with tempfile.TemporaryDirectory(prefix="hpml-") as folder:
+            outbox = Outbox(Path(folder, "outbox.jsonl"), self._run, self._recipe.name)
+            for name, step_status, seconds, cause in self._pending_events:
+                outbox.step_ended(name, step_status, {}, seconds, {"error": cause})
+            if status:
+                outbox.run_ended(status)
+            else:
+                outbox.closed()
+            uri = f"{self._cluster.store}/tracking/{self._run}/executor.{uuid4().hex[:12]}.jsonl"
+            storage.write_text(uri, outbox.path.read_text())
 
 
 _ENTRYPOINT = ("python", "-m", "hpml.components")
@@ -329,29 +338,3 @@ _OTHER_IMAGE = (
 def _is_launched(node: Node) -> bool:
     """Whether its work is done by other pods, which it launches."""
     return node.stage == "train" and getattr(node.config, "nodes", 1) > 1
-
-
-class _PendingEvents:
-    """What MLflow does not hear from the steps themselves: ends of those that were killed, and of the run.
-
-    It is put where steps leave what they could not send, and so arrives with the next step of any run.
-    """
-
-    def __init__(self, run: str, recipe: str, store: str) -> None:
-        self._run, self._recipe, self._store = run, recipe, store
-        self.steps: list[tuple[str, Status, float, str]] = []  # name, status, seconds, cause
-
-    def leave(self, status: Status | None) -> None:
-        """Put it there. status: of the run; None if its last step has told. Raises Unavailable."""
-        if not self.steps and not status:
-            return
-        with tempfile.TemporaryDirectory(prefix="hpml-") as folder:
-            outbox = Outbox(Path(folder, "outbox.jsonl"), self._run, self._recipe)
-            for name, step_status, seconds, cause in self.steps:
-                outbox.step_ended(name, step_status, {}, seconds, {"error": cause})
-            if status:
-                outbox.run_ended(status)
-            else:
-                outbox.closed()
-            uri = f"{self._store}/tracking/{self._run}/executor.{uuid4().hex[:12]}.jsonl"
-            storage.write_text(uri, outbox.path.read_text())

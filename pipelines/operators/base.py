@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import Literal, Protocol
+from typing import Literal
 
 from hpml.components.train.config import TrainConfig
 from hpml.pipelines.cluster import pods
+from hpml.pipelines.cluster.causes import conditions
 from hpml.pipelines.cluster.client import Json, Resource
 from hpml.pipelines.cluster.config import ClusterConfig
 
@@ -37,11 +39,6 @@ class Training:
         assert timeout_s, "the defaults are filled in"
         return timeout_s
 
-    @property
-    def labels(self) -> dict[str, str]:
-        """Of its pods."""
-        return pods.labels(self.run, self.step)
-
     def metadata(self) -> Json:
         """Of its objects; the queue is for the job alone, or Kueue would admit each pod by itself."""
         labels = pods.labels(self.run, self.step, queue=self.cluster.queue)
@@ -49,49 +46,65 @@ class Training:
 
     def pod_template(self, container_name: str) -> Json:
         """The pod of a node."""
-        needs = self.cluster.needs("train")
+        needs, labels = self.cluster.needs("train"), pods.labels(self.run, self.step)
         return pods.pod_template(
-            self.cluster, needs, self.command, labels=self.labels, env=self.env, name=container_name
+            self.cluster, needs, self.command, labels=labels, env=self.env, name=container_name
         )
+
+
+Phase = Literal["waiting", "queued", "running", "succeeded", "failed"]
+_PHASES: dict[str, Phase] = {  # by the condition that says so; the first that holds counts
+    "Failed": "failed",
+    "Succeeded": "succeeded",
+    "Complete": "succeeded",
+    "Suspended": "queued",
+    "Running": "running",
+}
 
 
 @dataclass(frozen=True)
 class State:
     """How far a job is. started_at_s: Unix time, 0 if it has not started."""
 
-    phase: Literal["waiting", "queued", "running", "succeeded", "failed"]
+    phase: Phase
     message: str = ""
     started_at_s: float = 0.0
 
 
-class Operator(Protocol):
+def state_of(job: Json, otherwise: Phase, started_at: str | None) -> State:
+    """By its conditions; `otherwise` if none tells. started_at: when it left the queue, if it has."""
+    holding = conditions(job)
+    started_at_s = datetime.fromisoformat(started_at).timestamp() if started_at else 0.0
+    for kind, phase in _PHASES.items():
+        if kind in holding:
+            return State(phase, str(holding[kind].get("message", "")), started_at_s)
+    return State(otherwise, "", started_at_s)
+
+
+class Operator(ABC):
     """A kind of job for trainings, and how to read it.
 
-    resource: of the job. container: the one that trains, in its pods. index_label: of its pods, the number of
-    the node.
+    resource: of the job. container: the one that trains, in its pods. job_label: of its pods, the name of the
+    job. index_label: likewise, the number of the node.
     """
 
     resource: Resource
     container: str
+    job_label: str
     index_label: str
 
+    @abstractmethod
     def job(self, training: Training) -> Json:
         """The job, as JSON."""
-        ...
 
     def companions(self, training: Training) -> Sequence[tuple[Resource, Json]]:
         """What the job refers to, under the job's name, and what is of no use without it."""
-        ...
+        return ()
 
     def pods_of(self, name: str) -> str:
         """A label selector of the pods of the job `name`."""
-        ...
+        return f"{self.job_label}={name}"
 
+    @abstractmethod
     def state(self, job: Json) -> State:
         """What the status of a job says."""
-        ...
-
-
-def unix_time(timestamp: str) -> float:
-    """Seconds since 1970 of a Kubernetes timestamp; 0 for an empty one."""
-    return datetime.fromisoformat(timestamp).timestamp() if timestamp else 0.0

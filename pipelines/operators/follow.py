@@ -10,26 +10,26 @@
 from __future__ import annotations
 
 import hashlib
-import queue
 import signal
-import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from functools import cached_property
+from typing import Any
 
 from hpml.core.contract import Events, canonical_json
 from hpml.core.errors import ExitCode, HpmlError, StageFailed, Terminated, Unavailable
 from hpml.io.relay import read_event
-from hpml.pipelines.cluster.causes import Cause, Patience, cause, cause_of_refusal, exit_code, has_started
+from hpml.pipelines.cluster import pods
+from hpml.pipelines.cluster.causes import Cause, Patience, cause, conditions, exit_code
 from hpml.pipelines.cluster.client import PODS, Json, Namespace, Say, say_on_stderr
+from hpml.pipelines.cluster.follower import Follower, Line
 from hpml.pipelines.operators.base import Operator, State, Training
 
 SPEC_DIGEST = "hpml.dev/spec"  # an annotation: what the job was made of
 RESTARTS_PER_NODE = 5  # without getting any further, before a training is given up
 POLL_S = 1.0
-LAST_LINES_S = 15.0  # for the logs to be read to their end, once the job is over
 ERROR = "error: "  # how a worker's last words begin, see hpml.core.errors
 
 
@@ -39,7 +39,6 @@ class _Node:
 
     name: str
     index: str
-    follower: threading.Thread | None = None
     exit_code: int | None = None
     cause: Cause | None = None
     error: str = ""
@@ -61,13 +60,14 @@ class Launch:
     pod: str = ""
     say: Say = say_on_stderr
     _nodes: dict[str, _Node] = field(default_factory=dict, init=False)  # by the uid of the pod
-    _lines: queue.SimpleQueue[tuple[str, str]] = field(default_factory=queue.SimpleQueue, init=False)
     _progress: dict[str, Any] = field(default_factory=dict, init=False)  # the furthest that was told
     _failed: dict[str, Any] = field(default_factory=dict, init=False)  # what rank 0 failed of since
     _restarts: int = field(default=0, init=False)  # of pods since
-    _deadlines_s: dict[float, float] = field(
-        default_factory=dict, init=False
-    )  # monotonic, by the job's start
+    _deadlines_s: dict[float, float] = field(default_factory=dict, init=False)  # monotonic, by its start
+
+    @cached_property
+    def _follower(self) -> Follower:
+        return Follower(self.kube, self.operator.pods_of(self.training.name), self.operator.container)
 
     def run(self) -> None:
         """Return when the training is done.
@@ -78,7 +78,7 @@ class Launch:
         with self._deleted_if_stopped():
             job = self._made_or_found()
             state = self._followed(job)
-            self._pass_on_last_lines()
+            self._pass_on(self._follower.last_lines())
         if state.phase == "failed":
             raise self._failure(state)
         self._delete()
@@ -90,15 +90,16 @@ class Launch:
         wanted = self._owned(self.operator.job(self.training))
         companions = [(kind, self._owned(item)) for kind, item in self.operator.companions(self.training)]
         specs = [wanted["spec"], *(item["spec"] for _, item in companions)]
-        wanted["metadata"]["annotations"] = {SPEC_DIGEST: _digest(specs)}
+        digest = hashlib.sha256(canonical_json(specs).encode()).hexdigest()[:16]
+        wanted["metadata"]["annotations"] = {SPEC_DIGEST: digest}
         while True:
             found = self.kube.get(self.operator.resource, self.training.name)
-            if found and (adopted := self._adopted(found, wanted)):
+            if found and (adopted := self._adopted(found, digest)):
                 return adopted
             for kind, item in companions:  # one that is there already goes soon, with an earlier job
                 self.kube.create(kind, item) or self.kube.patch(kind, self.training.name, item)
             if made := self.kube.create(self.operator.resource, wanted):
-                owned = {"metadata": {"ownerReferences": [owner_reference(made)]}}
+                owned = {"metadata": {"ownerReferences": [pods.owner_reference(made)]}}
                 for kind, _ in companions:
                     self.kube.patch(kind, self.training.name, owned)
                 self.say(f"created {self._called(made)}, for {self.training.config.nodes} nodes")
@@ -106,21 +107,21 @@ class Launch:
 
     def _owned(self, described: Json) -> Json:
         owners = {"ownerReferences": [self.owner]} if self.owner else {}
-        return {**described, "metadata": {**described["metadata"], **owners}}
+        return {**described, "metadata": {**described.get("metadata", {}), **owners}}
 
-    def _adopted(self, found: Json, wanted: Json) -> Json | None:
+    def _adopted(self, found: Json, digest: str) -> Json | None:
         """A job of our name, made ours; None once it is gone, if it was over. Else raises StageFailed."""
-        phase, is_same = self.operator.state(found).phase, _annotation(found) == _annotation(wanted)
+        is_same = found["metadata"].get("annotations", {}).get(SPEC_DIGEST) == digest
+        phase, uid = self.operator.state(found).phase, found["metadata"]["uid"]
         if found["metadata"].get("deletionTimestamp"):
             self.say(f"{self._called(found)} is being deleted: waiting for its end")
         elif phase == "failed" or (phase == "succeeded" and not is_same):
             self.say(f"{self._called(found)} {phase}, in an earlier attempt: replacing it")
-            self.kube.delete(self.operator.resource, self.training.name, uid=found["metadata"]["uid"])
+            self.kube.delete(self.operator.resource, self.training.name, uid=uid)
         elif is_same:
             self.say(f"{self._called(found)} is there already: going on with it")
             # To patch it is also what keeps it from the garbage collector, if its owner has just gone.
-            owners = {"metadata": {"ownerReferences": [self.owner]}} if self.owner else {}
-            return self.kube.patch(self.operator.resource, self.training.name, owners)
+            return self.kube.patch(self.operator.resource, self.training.name, self._owned({}))
         else:
             kind, name = self.operator.resource.plural, self.training.name
             raise StageFailed(
@@ -128,7 +129,6 @@ class Launch:
                 why="its image, config or resources differ",
                 fix=f"wait for its end, or stop it: kubectl -n {self.kube.name} delete {kind} {name}",
             )
-        uid = found["metadata"]["uid"]
         self.kube.wait_until_gone(self.operator.resource, self.training.name, uid=uid)
         return None
 
@@ -150,15 +150,10 @@ class Launch:
     def _makes_room(self) -> bool:
         """Whether our pod is evicted or preempted, which it is marked with before it is told to stop."""
         found = self.kube.get(PODS, self.pod, patience_s=0.0) if self.pod else None
-        conditions = found["status"].get("conditions") or () if found else ()
-        return any(one["type"] == "DisruptionTarget" and one["status"] == "True" for one in conditions)
+        return bool(found) and "DisruptionTarget" in conditions(found or {})
 
     def _delete(self, *, patience_s: float | None = None) -> None:
         self.kube.delete(self.operator.resource, self.training.name, patience_s=patience_s)
-
-    def _give_up(self, error: HpmlError) -> NoReturn:
-        self._delete()
-        raise error
 
     def _called(self, job: Json) -> str:
         return f"{job['kind']} {self.kube.name}/{job['metadata']['name']}"
@@ -176,7 +171,7 @@ class Launch:
                     f"{self._called(job)} was deleted, and not by us",
                     fix="run again: it resumes from the last checkpoint",
                 )
-            seen = self.kube.find(PODS, labels=self.operator.pods_of(self.training.name))
+            seen = self._follower.look()
             self._look_at(seen)
             state = self.operator.state(found)
             if state.phase in ("succeeded", "failed"):
@@ -185,16 +180,17 @@ class Launch:
                 self.say(f"{self._called(job)} waits for its turn: {state.message}")
             was_queued = state.phase == "queued"
             if not was_queued:
-                self._check_time(state)
-                self._check_restarts()
                 try:
+                    self._check_time(state)
+                    self._check_restarts()
                     patience.look(self._waiting(found, seen))
-                except Unavailable as error:
-                    self._give_up(error)
-            self._pass_on_lines(POLL_S)
+                except (StageFailed, Unavailable):
+                    self._delete()
+                    raise
+            self._pass_on(self._follower.lines(POLL_S))
 
     def _look_at(self, seen: list[Json]) -> None:
-        """Follow the log of every pod that has started, and remember how pods ended."""
+        """Remember which pods there were, and how they ended."""
         for pod in seen:
             uid, name = pod["metadata"]["uid"], pod["metadata"]["name"]
             if uid not in self._nodes:
@@ -204,84 +200,58 @@ class Launch:
                     self.say(f"node {index} is started again, as the pod {name}")
                 self._nodes[uid] = _Node(name, index)
             node = self._nodes[uid]
-            if node.follower is None and has_started(pod, self.operator.container):
-                node.follower = threading.Thread(target=self._read, args=(pod, uid), daemon=True)
-                node.follower.start()
             if node.cause is None and (ended := cause(pod, ())) and not ended.waits:
                 node.cause, node.exit_code = ended, exit_code(pod, self.operator.container)
                 self.say(f"{ended.why} ({ended.reason})")
 
     def _waiting(self, job: Json, seen: list[Json]) -> dict[str, Cause]:
         """Why there are no pods, or why those that are to run do not: by name."""
-        if not seen:
-            refused = cause_of_refusal(self.kube.events(job["metadata"]["uid"]))
-            why = f"no pod of {self._called(job)} has been created"
-            fix = "is the training operator running? hpml doctor"
-            return {"": refused or Cause("NoPods", why, fix, waits=True)}
-        pending = [pod for pod in seen if pod["status"].get("phase") == "Pending"]
-        if len(seen) - len(pending) >= self.training.min_nodes:
+        running = [pod for pod in seen if pod["status"].get("phase") != "Pending"]
+        if len(running) >= self.training.min_nodes:
             return {}
-        causes = {
-            pod["metadata"]["name"]: cause(pod, self.kube.events(pod["metadata"]["uid"])) for pod in pending
-        }
-        return {name: why for name, why in causes.items() if why}
+        why = f"no pod of {self._called(job)} has been created"
+        no_pods = {"": Cause("NoPods", why, "is the training operator running? hpml doctor", waits=True)}
+        return self._follower.why_waiting(job, seen) or ({} if seen else no_pods)
 
     def _check_time(self, state: State) -> None:
         """Raises StageFailed if the training is over its limit, at which the operator looks now and then."""
-        limit_s = self.training.timeout_s
         if not state.started_at_s:
             return
-        left_s = state.started_at_s + limit_s - time.time()  # read once: the wall clock may jump
+        # The wall clock is read once: it may jump.
+        left_s = state.started_at_s + self.training.timeout_s - time.time()
         deadline_s = self._deadlines_s.setdefault(state.started_at_s, time.monotonic() + left_s)
         if time.monotonic() > deadline_s:
-            self._give_up(_out_of_time(limit_s, self._how_far()))
+            raise self._out_of_time()
 
     def _check_restarts(self) -> None:
         """Raises StageFailed if pods end again and again, such as for want of memory."""
         if self._restarts <= RESTARTS_PER_NODE * self.training.config.nodes:
             return
-        causes = [node.cause for node in self._nodes.values() if node.cause]
-        telling = [one for one in causes if one.reason != "Error"] or causes or [Cause("", "see the log")]
+        causes = [Cause("", "see the log"), *self._causes()]
+        telling = [one for one in causes if one.reason not in ("", "Error")] or causes
         what = f"nodes were started again {self._restarts} times, and the training got no further"
-        self._give_up(StageFailed(what, why=telling[-1].why, fix=telling[-1].fix))
+        raise StageFailed(what, why=telling[-1].why, fix=telling[-1].fix)
 
-    def _how_far(self) -> str:
-        told = self._progress
-        return f"it got to {told['done']} of {told['total']} {told['unit']}" if told else "it had not begun"
+    def _causes(self) -> list[Cause]:
+        return [node.cause for node in self._nodes.values() if node.cause]
 
     # ----------------------------------------------------------------------------------------- what it says
 
-    def _read(self, pod: Json, uid: str) -> None:
-        """In a thread of its own: the lines of a pod, for the main thread to pass on."""
-        try:
-            for line in self.kube.log(pod, self.operator.container):
-                self._lines.put((uid, line))
-        except HpmlError as error:
-            self.say(f"the log of {pod['metadata']['name']} cannot be followed: {error}")
+    def _pass_on(self, lines: Iterable[Line]) -> None:
+        for uid, line in lines:
+            node = self._nodes[uid]
+            if isinstance(line, HpmlError):
+                self.say(f"the log of {node.name} cannot be followed: {line}")
+            else:
+                self._pass_on_line(node, line)
 
-    def _pass_on_lines(self, seconds: float) -> None:
-        until = time.monotonic() + seconds
-        while (left_s := until - time.monotonic()) > 0:
-            try:
-                uid, line = self._lines.get(timeout=left_s)
-            except queue.Empty:
-                return
-            self._pass_on(self._nodes[uid], line)
-
-    def _pass_on_last_lines(self) -> None:
-        until = time.monotonic() + LAST_LINES_S
-        followers = [node.follower for node in self._nodes.values() if node.follower]
-        while any(follower.is_alive() for follower in followers) and time.monotonic() < until:
-            self._pass_on_lines(0.1)
-        while not self._lines.empty():
-            self._pass_on_lines(0.1)
-
-    def _pass_on(self, node: _Node, line: str) -> None:
+    def _pass_on_line(self, node: _Node, line: str) -> None:
         event = read_event(line)
         if event is None:
             if line.startswith(ERROR):
                 node.error = line.removeprefix(ERROR)
-            print(f"node {node.index} | {_printable(line)}", flush=True)
+            printable = "".join(char if char.isprintable() else " " for char in line)  # for a terminal
+            print(f"node {node.index} | {printable}", flush=True)
             return
         kind = event.pop("event")
         if kind == "failed":
@@ -300,55 +270,32 @@ class Launch:
         kind, name = self.operator.resource.plural, self.training.name
         self.say(f"what is left of it is kept: kubectl -n {self.kube.name} get {kind} {name} -o yaml")
         if "deadline" in state.message:
-            return _out_of_time(self.training.timeout_s, self._how_far())
+            return self._out_of_time()
         final = [node for node in self._nodes.values() if node.exit_code and node.exit_code < 128]
         codes = {node.exit_code for node in final} or set(_CODES)
         if self._failed and self._failed["exit_code"] in codes:
-            return _with_code(HpmlError(self._failed["message"]), self._failed["exit_code"])
-        if final:
+            what, code = self._failed["message"], self._failed["exit_code"]
+        elif final:
             what = final[0].error or f"node {final[0].index} ended with exit code {final[0].exit_code}"
-            return _with_code(HpmlError(what), final[0].exit_code)
-        causes = [node.cause for node in self._nodes.values() if node.cause]
-        if causes:
-            return StageFailed("the training failed", why=causes[-1].why, fix=causes[-1].fix)
-        return StageFailed("the training failed", why=state.message, fix="its log says more")
+            code = final[0].exit_code
+        else:
+            why = [Cause("", state.message, "its log says more"), *self._causes()][-1]
+            return StageFailed("the training failed", why=why.why, fix=why.fix)
+        error = HpmlError(what)
+        if code in _CODES:
+            error.exit_code = ExitCode(code)
+        return error
 
-
-def _out_of_time(limit_s: int, how_far: str) -> StageFailed:
-    return StageFailed(
-        f"the training took longer than its limit of {limit_s} s",
-        why=how_far,
-        fix="set cluster.stages.train.timeout_s, and run again: it resumes from the last checkpoint",
-    )
+    def _out_of_time(self) -> StageFailed:
+        told = self._progress
+        how_far = (
+            f"it got to {told['done']} of {told['total']} {told['unit']}" if told else "it had not begun"
+        )
+        return StageFailed(
+            f"the training took longer than its limit of {self.training.timeout_s} s",
+            why=how_far,
+            fix="set cluster.stages.train.timeout_s, and run again: it resumes from the last checkpoint",
+        )
 
 
 _CODES = (ExitCode.USAGE, ExitCode.CONFIG_INVALID, ExitCode.STAGE_FAILED, ExitCode.GATE_FAILED)
-
-
-def _with_code(error: HpmlError, code: int | None) -> HpmlError:
-    """`error` with the exit code of a worker, if it is one of ours."""
-    if code in _CODES:
-        error.exit_code = ExitCode(code)
-    return error
-
-
-def _digest(specs: list[Json]) -> str:
-    return hashlib.sha256(canonical_json(specs).encode()).hexdigest()[:16]
-
-
-def _annotation(job: Json) -> str:
-    return str(job["metadata"].get("annotations", {}).get(SPEC_DIGEST, ""))
-
-
-def owner_reference(item: Json) -> Json:
-    """How something says that `item` is its owner."""
-    found = {"apiVersion": item["apiVersion"], "kind": item["kind"]}
-    return {**found, "name": item["metadata"]["name"], "uid": item["metadata"]["uid"]}
-
-
-# -------------------------------------------------------------------------------------------- lines of a pod
-
-
-def _printable(line: str) -> str:
-    """A line of a pod is not to steer the terminal."""
-    return "".join(char if char.isprintable() else " " for char in line)

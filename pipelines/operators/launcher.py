@@ -34,7 +34,7 @@ from hpml.pipelines.cluster.client import (
 )
 from hpml.pipelines.cluster.config import ClusterConfig
 from hpml.pipelines.operators.base import Operator, Training
-from hpml.pipelines.operators.follow import Launch, owner_reference
+from hpml.pipelines.operators.follow import Launch
 from hpml.steps import container
 from hpml.steps.job import Job, stop_on_sigterm
 from hpml.steps.step_tracking import reported
@@ -48,7 +48,7 @@ def pod_of_launcher(environment: Mapping[str, str]) -> str:
     return environment.get("HPML_POD_NAME") or environment.get("KFP_POD_NAME") or ""
 
 
-def owner_of_launcher(kube: Namespace, pod: str, say: Say = say_on_stderr) -> Json | None:
+def owner_of_launcher(kube: Namespace, pod: str, say: Say) -> Json | None:
     """What the job of the launcher in `pod` is to go with, as a reference; None for a pod of elsewhere.
 
     It is what controls the pod (a Job, a workflow): that outlives the pod, so that the next launcher finds
@@ -61,8 +61,8 @@ def owner_of_launcher(kube: Namespace, pod: str, say: Say = say_on_stderr) -> Js
         return None
     for reference in found["metadata"].get("ownerReferences") or ():
         if reference.get("controller"):
-            return {key: reference[key] for key in ("apiVersion", "kind", "name", "uid")}
-    return owner_reference({"apiVersion": "v1", "kind": "Pod", **found})
+            return pods.owner_reference({**reference, "metadata": reference})
+    return pods.owner_reference({"apiVersion": "v1", "kind": "Pod", **found})
 
 
 def in_log_and_events(events: Events) -> Say:

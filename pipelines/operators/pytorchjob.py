@@ -18,20 +18,18 @@ Seen on version 1.8.1 of the operator, and why the job looks as it does:
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 
 from hpml.pipelines.cluster.client import Json, Resource
-from hpml.pipelines.operators.base import State, Training, unix_time
+from hpml.pipelines.operators.base import Operator, State, Training, state_of
 from hpml.pipelines.operators.launcher import main
 
-JOB_NAME_LABEL = "training.kubeflow.org/job-name"
 
-
-class PyTorchJobs:
+class PyTorchJobs(Operator):
     """A training as a PyTorchJob."""
 
     resource = Resource("kubeflow.org/v1", "pytorchjobs")
     container = "pytorch"  # by this name the operator finds it
+    job_label = "training.kubeflow.org/job-name"
     index_label = "training.kubeflow.org/replica-index"
 
     def job(self, training: Training) -> Json:
@@ -66,30 +64,9 @@ class PyTorchJobs:
             },
         }
 
-    def companions(self, training: Training) -> Sequence[tuple[Resource, Json]]:
-        """None."""
-        return ()
-
-    def pods_of(self, name: str) -> str:
-        """A label selector of the pods of the job `name`."""
-        return f"{JOB_NAME_LABEL}={name}"
-
     def state(self, job: Json) -> State:
         """From its conditions: those that hold are True, and what is over becomes False."""
-        status = job.get("status") or {}
-        holding = {
-            condition["type"]: str(condition.get("message", ""))
-            for condition in status.get("conditions") or ()
-            if condition["status"] == "True"
-        }
-        started_at_s = unix_time(str(status.get("startTime") or ""))
-        if "Failed" in holding:
-            return State("failed", holding["Failed"], started_at_s)
-        if "Succeeded" in holding:
-            return State("succeeded", holding["Succeeded"], started_at_s)
-        if "Suspended" in holding:
-            return State("queued", holding["Suspended"])
-        return State("running" if "Running" in holding else "waiting", "", started_at_s)
+        return state_of(job, "waiting", (job.get("status") or {}).get("startTime"))
 
 
 if __name__ == "__main__":

@@ -13,8 +13,9 @@ import sys
 from collections.abc import Sequence
 
 from hpml.core.errors import ConfigInvalid, ExitCode
+from hpml.pipelines.cluster.causes import conditions
 from hpml.pipelines.cluster.client import Json, Resource
-from hpml.pipelines.operators.base import State, Training, unix_time
+from hpml.pipelines.operators.base import Operator, State, Training, state_of
 from hpml.pipelines.operators.launcher import main
 
 GROUP = "trainer.kubeflow.org"
@@ -22,11 +23,12 @@ RUNTIMES = Resource(f"{GROUP}/v1alpha1", "trainingruntimes")
 RESTARTS = 1000  # the launcher gives up earlier, when they lead nowhere
 
 
-class TrainJobs:
+class TrainJobs(Operator):
     """A training as a TrainJob; its nodes meet at the first of them, and all of them have to be there."""
 
     resource = Resource(f"{GROUP}/v1alpha1", "trainjobs")
     container = "node"  # by this name, in a job of this name, Trainer finds it
+    job_label = "jobset.sigs.k8s.io/jobset-name"  # its JobSet has its name
     index_label = "batch.kubernetes.io/job-completion-index"
 
     def job(self, training: Training) -> Json:
@@ -92,23 +94,11 @@ class TrainJobs:
         }
         return [(RUNTIMES, runtime)]
 
-    def pods_of(self, name: str) -> str:
-        """A label selector of the pods of the job `name`, whose JobSet has its name."""
-        return f"jobset.sigs.k8s.io/jobset-name={name}"
-
     def state(self, job: Json) -> State:
         """From its conditions; that it runs is not among them."""
-        conditions = (job.get("status") or {}).get("conditions") or ()
-        holding = {one["type"]: str(one.get("message", "")) for one in conditions if one["status"] == "True"}
-        if "Failed" in holding:
-            return State("failed", holding["Failed"])
-        if "Complete" in holding:
-            return State("succeeded", holding["Complete"])
-        if "Suspended" in holding:
-            return State("queued", holding["Suspended"])
-        resumed = [one.get("lastTransitionTime") for one in conditions if one["type"] == "Suspended"]
-        since = [*resumed, job["metadata"].get("creationTimestamp")][0]
-        return State("running", "", unix_time(str(since or "")))
+        queued = conditions(job, "False").get("Suspended", {})
+        since = queued.get("lastTransitionTime")
+        return state_of(job, "running", since or job["metadata"].get("creationTimestamp"))
 
 
 if __name__ == "__main__":

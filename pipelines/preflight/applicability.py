@@ -2,17 +2,12 @@
 
 from __future__ import annotations
 
-import json
-import os
-import subprocess
-import sys
-from typing import Any
-
 from hpml.components.compress import Method
-from hpml.core.errors import ConfigInvalid
+from hpml.core.errors import ConfigInvalid, StageFailed
 from hpml.pipelines.engine.execution import Settings, forecast
 from hpml.pipelines.executors.base import Executor, Watcher
 from hpml.pipelines.plan import Plan
+from hpml.pipelines.preflight.asking import ask
 from hpml.pipelines.recipe import LoadedRecipe
 
 _TIMEOUT_S = 120.0
@@ -26,7 +21,7 @@ def tell(loaded: LoadedRecipe, plan: Plan, settings: Settings, executor: Executo
     """
     upto = Plan({n: node for n, node in plan.nodes.items() if node.stage in ("prepare", "train", "compress")})
     cached = {item.step for item in forecast(upto, settings, executor) if item.outcome == "cached"}
-    if not all(name in cached for name, node in upto.nodes.items() if node.stage == "compress"):
+    if any(node.stage == "compress" for name, node in upto.nodes.items() if name not in cached):
         warn(loaded, watcher)
 
 
@@ -61,27 +56,14 @@ def unbuildable(loaded: LoadedRecipe) -> dict[str, str]:
         "architecture": {"name": model.architecture, "arguments": model.arguments},
         "methods": [method.model_dump(mode="json") for method in picky.values()],
     }
-    reason_of = dict(zip(picky, _asked(question, loaded.import_paths) or [""] * len(picky), strict=True))
+    module = "hpml.components.compress.applicability"
+    try:
+        answer = ask(module, question, loaded.import_paths, timeout_s=_TIMEOUT_S)
+        reason_of = dict(zip(picky, answer, strict=True))
+    except (OSError, StageFailed, ValueError, TypeError):
+        return {}
     reasons = {
-        variant: next(filter(None, (reason_of.get(method.model_dump_json()) for method in methods)), None)
+        variant: [reason for method in methods if (reason := reason_of.get(method.model_dump_json()))]
         for variant, methods in recipe.variants.items()
     }
-    return {variant: reason for variant, reason in reasons.items() if reason}
-
-
-def _asked(question: dict[str, Any], import_paths: tuple[str, ...]) -> list[str] | None:
-    """What hpml.components.compress.applicability answers; None if it does not."""
-    try:
-        answer = subprocess.run(
-            [sys.executable, "-m", "hpml.components.compress.applicability"],
-            input=json.dumps(question),
-            env={**os.environ, "HPML_IMPORT_PATHS": os.pathsep.join(import_paths)},
-            capture_output=True,
-            text=True,
-            timeout=_TIMEOUT_S,
-            check=True,
-        )
-        reasons: list[str] = json.loads(answer.stdout.splitlines()[-1])
-    except (OSError, subprocess.SubprocessError, ValueError, IndexError):
-        return None
-    return reasons if len(reasons) == len(question["methods"]) else None
+    return {variant: found[0] for variant, found in reasons.items() if found}

@@ -16,7 +16,7 @@ from hpml.core import hardware, memory
 from hpml.core.errors import ConfigInvalid, HpmlError
 from hpml.pipelines.engine.execution import Forecast, Settings, forecast
 from hpml.pipelines.executors.base import Executor, Watcher
-from hpml.pipelines.plan import Node, Plan
+from hpml.pipelines.plan import Plan
 from hpml.pipelines.preflight import applicability
 from hpml.pipelines.preflight.network_probe import Found, probe
 from hpml.pipelines.recipe import LoadedRecipe, Recipe
@@ -64,11 +64,9 @@ def forecast_checked(
     except ConfigInvalid as error:
         compressing = [name for name in plan.nodes if plan.nodes[name].stage == "compress" and name in to_run]
         problems += [Problem(name, str(error)) for name in compressing[:1]]
-    reasons: dict[str, list[str]] = {}
-    for problem in problems:
-        reasons.setdefault(problem.step, []).append(problem.why)
+    reasons = {step: tuple(item.why for item in problems if item.step == step) for step in to_run}
     marked = [
-        Forecast(item.step, "would fail", tuple(reasons[item.step])) if item.step in reasons else item
+        Forecast(item.step, "would fail", reasons[item.step]) if reasons.get(item.step) else item
         for item in forecasts
     ]
     return marked, problems
@@ -85,39 +83,31 @@ class _Examination:
         known = unsupported_reason(self._plan)
         yield from known
         yield from self._targets()
-        failing = {problem.step for problem in known}
         preview = None
-        for node in self._of_stage("prepare"):
-            if node.name not in failing:
-                try:
-                    preview = self._recipe.data.preview()
-                except HpmlError as error:
-                    yield Problem(node.name, str(error))
-        if preview:
-            yield from (Problem("prepare", why) for why in self._data(preview))
+        if "prepare" in self._plan.nodes and not any(problem.step == "prepare" for problem in known):
+            try:
+                if preview := self._recipe.data.preview():
+                    yield from (Problem("prepare", why) for why in self._data(preview))
+            except HpmlError as error:
+                yield Problem("prepare", str(error))
         weights = 0
-        for node in self._of_stage("train"):
-            if node.name in self._to_run:
-                found = self._network(preview)
-                weights = found.weights
-                why = found.problem or self._too_large(found.widest, preview)
-                if why:
-                    yield Problem(node.name, why)
-        for node in self._of_stage("select"):
-            yield from (Problem(node.name, why) for why in unreachable_goals(self._recipe, weights))
-
-    def _of_stage(self, stage: str) -> list[Node]:
-        return [node for node in self._plan.nodes.values() if node.stage == stage]
+        if "train" in self._to_run:
+            found = self._network(preview)
+            weights = found.weights
+            if why := found.problem or self._too_large(found.widest, preview):
+                yield Problem("train", why)
+        if "select" in self._plan.nodes:
+            yield from (Problem("select", why) for why in unreachable_goals(self._recipe, weights))
 
     def _targets(self) -> Iterator[Problem]:
-        missing = {target.label: target.missing() for target in self._recipe.targets}
-        if not all(missing.values()):
+        targets = {target.label: target.missing() for target in self._recipe.targets}
+        missing = {label: why for label, why in targets.items() if why}
+        if len(missing) < len(targets):
             for label, why in missing.items():
-                if why:
-                    self._watcher.say(f"engines of {label} will not be built here: {why}")
+                self._watcher.say(f"engines of {label} will not be built here: {why}")
             return
-        for node in self._of_stage("export"):
-            if node.labels and missing.get(node.labels[-1]):
+        for node in self._plan.nodes.values():
+            if node.stage == "export" and node.labels and node.labels[-1] in missing:
                 yield Problem(node.name, missing[node.labels[-1]])
 
     def _data(self, preview: Preview) -> Iterator[str]:

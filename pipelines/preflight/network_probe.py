@@ -1,20 +1,18 @@
-"""Builds the network of a recipe and says what is wrong with it: python -m ...network_probe < JSON.
-
-A process of its own: a user's network is a user's code, and building one needs torch.
-"""
+"""Builds the network of a recipe and says what is wrong with it: python -m ...network_probe < JSON."""
 
 from __future__ import annotations
 
 import json
 import os
-import subprocess
 import sys
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from hpml.core.errors import HpmlError
+from hpml.core.errors import HpmlError, StageFailed
+from hpml.pipelines.preflight.asking import ask
 
+_MODULE = "hpml.pipelines.preflight.network_probe"
 _TIMEOUT_S = 600.0  # the network's own limits are below it
 
 
@@ -54,22 +52,9 @@ def probe(
         "trains": trains,
     }
     try:
-        answer = subprocess.run(
-            [sys.executable, "-P", "-m", "hpml.pipelines.preflight.network_probe"],
-            input=json.dumps(question),
-            env={**os.environ, "HPML_IMPORT_PATHS": os.pathsep.join(import_paths)},
-            capture_output=True,
-            text=True,
-            errors="replace",
-            timeout=_TIMEOUT_S,
-        )
-    except subprocess.TimeoutExpired:
-        return Found(problem=f"building the network did not end in {_TIMEOUT_S:g} s")
-    try:
-        return Found(**json.loads(answer.stdout.splitlines()[-1]))
-    except (ValueError, IndexError, TypeError):
-        last = answer.stderr.strip().splitlines()[-1:] or ["it said nothing"]
-        return Found(problem=f"building the network ended its process ({answer.returncode}): {last[0]}")
+        return Found(**ask(_MODULE, question, import_paths, timeout_s=_TIMEOUT_S))
+    except (StageFailed, TypeError) as error:
+        return Found(problem=f"building the network {error}")
 
 
 def _examine(question: dict[str, Any]) -> Found:
@@ -90,39 +75,25 @@ def _examine(question: dict[str, Any]) -> Found:
         model = models.build(spec, in_channels=shape_chw[0] if shape_chw else 3, num_classes=classes)
         if question["trains"]:
             require_trainable(model)
+        numbers_per_image = [0]
         if shape_chw:
+
+            def look(_module: Any, _inputs: Any, output: Any) -> None:
+                if hasattr(output, "numel") and output.dim() and len(output):
+                    numbers_per_image.append(output.numel() // len(output))
+
+            for module in model.modules():
+                module.register_forward_hook(look)
             ones = (1.0,) * shape_chw[0]
             images = InputSpec(shape_chw=tuple(shape_chw), mean=ones, std=ones)
-            with _Widest(model) as widest:
-                check_shapes(model, images, classes, spec.name)
+            check_shapes(model, images, classes, spec.name)
             if weights and found is not None:
                 check_fit(found, model.state_dict(), weights)
-            return Found(weights=_count(model), widest=widest.numbers_per_image)
-        return Found(weights=_count(model))
+        return Found(weights=_count(model), widest=max(numbers_per_image))
     except HpmlError as error:
         return Found(problem=str(error))
     except Exception as error:  # lack of memory, or of what a user's code asks for
         return Found(problem=f"{type(error).__name__}: {' '.join(str(error).split())[:300]}")
-
-
-class _Widest:
-    """Watches the outputs of all layers while a network is shown images."""
-
-    def __init__(self, model: Any) -> None:
-        self.numbers_per_image = 0
-        self._model = model
-
-    def __enter__(self) -> Self:
-        self._hooks = [module.register_forward_hook(self._look) for module in self._model.modules()]
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        for hook in self._hooks:
-            hook.remove()
-
-    def _look(self, _module: Any, _inputs: Any, output: Any) -> None:
-        if hasattr(output, "numel") and output.dim() and len(output):
-            self.numbers_per_image = max(self.numbers_per_image, output.numel() // len(output))
 
 
 def _count(model: Any) -> int:

@@ -181,6 +181,12 @@ def test_a_webhook_that_does_not_answer_is_waited_for_and_named(
     assert len(said) == 1
 
 
+def test_a_server_that_has_too_much_to_do_is_asked_again(cluster: FakeCluster, namespace: Namespace) -> None:
+    answers = iter([(429, "too many requests"), (429, "too many requests"), None])
+    cluster.refuse = lambda verb, plural: next(answers)
+    assert namespace.create(PODS, {"metadata": {"name": "one"}})
+
+
 def test_who_was_told_to_stop_does_not_wait(cluster: FakeCluster, namespace: Namespace) -> None:
     cluster.outage.set()
     before = len(cluster.requests)

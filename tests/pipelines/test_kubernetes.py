@@ -34,7 +34,7 @@ from hpml.pipelines.engine.execution import Execution, Settings, forecast
 from hpml.pipelines.engine.run_record import RunRecord, StepRecord
 from hpml.pipelines.executors import cluster_job
 from hpml.pipelines.executors.base import Executor, StepExit
-from hpml.pipelines.executors.cluster_job import JobOutcome, JobRunner, job_body
+from hpml.pipelines.executors.cluster_job import JobOutcome, JobRunner
 from hpml.pipelines.executors.kubernetes import Jobs
 from hpml.pipelines.plan import Plan, trace
 from hpml.targets import Onnx
@@ -774,7 +774,7 @@ def test_what_we_do_is_what_the_role_of_the_manifests_grants() -> None:
 
 def test_an_attendant_that_is_stopped_before_its_job_exists_deletes_it(cluster: FakeJobs) -> None:
     template = {"metadata": {"labels": {}}, "spec": {"containers": [{"name": "step", "command": ["x"]}]}}
-    body = job_body("early", template, labels={}, timeout_s=10, keep_s=60)
+    body = {"kind": "Job", "metadata": {"name": "early"}, "spec": {"suspend": False, "template": template}}
     job_runner = JobRunner(kube.connect("hpml"), body, 10, 1, print, print)
     cluster.runs_pods = False
     job_runner.stop()

@@ -25,7 +25,7 @@ from hpml.components.__main__ import Job
 from hpml.core.contract import Events
 from hpml.core.errors import ExitCode, HpmlError, StageFailed, Terminated, Unavailable, UsageError
 from hpml.io import storage
-from hpml.pipelines.cluster import causes, pods
+from hpml.pipelines.cluster import causes, follower, pods
 from hpml.pipelines.cluster import client as kube
 from hpml.pipelines.cluster.client import Namespace, connect
 from hpml.pipelines.cluster.config import ClusterConfig
@@ -159,7 +159,7 @@ def test_artifacts_out_of_reach_of_the_workers_are_refused(place: str) -> None:
 def quick(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Short pauses, and a clock by which a pod that waits has soon waited for `pending_s`."""
     monkeypatch.setattr(launch, "POLL_S", 0.03)
-    monkeypatch.setattr(launch, "LAST_LINES_S", 2.0)
+    monkeypatch.setattr(follower, "LAST_LINES_S", 2.0)
     monkeypatch.setattr(kube, "RETRY_EVERY_S", 0.05)
     monkeypatch.setattr(kube, "LOOK_EVERY_S", 0.02)
     monkeypatch.setattr(causes, "time", SimpleNamespace(monotonic=lambda: FASTER * time.monotonic()))
@@ -789,13 +789,13 @@ def test_a_launcher_whose_pod_makes_room_leaves_the_job_to_the_next(
         cluster.add_pod("launcher", conditions=conditions)
         launching = launched.launch()
         launching.pod = "launcher"
-        monkeypatch.setattr(launching, "_pass_on_lines", _stop)
+        monkeypatch.setattr(launching, "_pass_on", _stop)
         with pytest.raises(Terminated):
             launching.run()
         assert len(jobs(cluster)) == left
 
 
-def _stop(seconds: float) -> None:
+def _stop(lines: object) -> None:
     raise Terminated("stopped by SIGTERM")
 
 
