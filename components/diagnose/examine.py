@@ -29,6 +29,7 @@ from hpml.targets import AnyTarget
 from hpml.tasks.images import load_split, to_x_nchw
 
 if TYPE_CHECKING:
+    from hpml.targets.openvino import OpenVinoSession
     from hpml.targets.tensorrt_engine import PlanSession
 
 _IMAGES = 32  # distinct test images that the requests cycle through
@@ -126,17 +127,24 @@ def _profiled(
     target = _target(engine.spec)
     session = target.load(engine.path, engine.spec, threads=threads)  # refuses what this machine cannot run
     if target.profiler == "torch":
-        from hpml.components.diagnose import torch_profile
+        from hpml.components.diagnose.profilers import torch_profile
 
         return torch_profile.profile(session, x_nchw, threads=threads, config=config)
     if target.profiler == "tensorrt":
-        from hpml.components.diagnose import tensorrt_profile
+        from hpml.components.diagnose.profilers import tensorrt_profile
         from hpml.targets.tensorrt import GRAPH
 
         return tensorrt_profile.profile(
             cast("PlanSession", session), engine.path / GRAPH, engine.spec.input, x_nchw, config=config
         )
-    from hpml.components.diagnose import onnx_profile
+    if target.profiler == "openvino":
+        from hpml.components.diagnose.profilers import openvino_profile
+
+        file = engine.path / engine.spec.file
+        return openvino_profile.profile(
+            cast("OpenVinoSession", session), file, engine.spec.input, x_nchw, config=config
+        )
+    from hpml.components.diagnose.profilers import onnx_profile
     from hpml.targets.onnx_session import single_requests
 
     file, requests = engine.path / engine.spec.file, single_requests({engine.spec.input.name: x_nchw})

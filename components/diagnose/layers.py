@@ -74,3 +74,19 @@ def typical_us(durations_us: Sequence[float]) -> float:
 def requests_within(seconds: float, request_ms: float, *, least: int, most: int) -> int:
     """How many requests of `request_ms` fit in `seconds`, between `least` and `most`."""
     return max(least, min(most, int(1000 * seconds / max(request_ms, 1e-3))))
+
+
+def too_short(times_us: Sequence[float], runtime: str) -> tuple[str, ...]:
+    """A note on the layers whose time is below what the profile of `runtime` counts in."""
+    count = sum(time_us == 0 for time_us in times_us)
+    if not count:
+        return ()
+    verb, times = (
+        ("is", "its time is not known and counts")
+        if count == 1
+        else ("are", "their times are not known and count")
+    )
+    return (
+        f"{count} of {len(times_us)} {'layer' if len(times_us) == 1 else 'layers'} {verb} too short for "
+        f"{runtime}'s profile, which counts whole microseconds: {times} as outside the layers",
+    )

@@ -12,9 +12,9 @@ from hpml.artifacts.core_state import CoreState
 from hpml.artifacts.diagnosis import EngineDiagnosis
 from hpml.artifacts.measurements import EngineFigures
 from hpml.artifacts.peaks import PeaksSpec
-from hpml.components.diagnose import onnx_profile
 from hpml.components.diagnose.config import DiagnoseConfig
 from hpml.components.diagnose.examine import above_roof, diagnosis_of, facts_of_file
+from hpml.components.diagnose.profilers import onnx_profile
 from hpml.components.diagnose.roofs import Roofs
 from hpml.core.contract import validate
 from hpml.core.process import serve

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from numpy.typing import NDArray
 
 Precision = Literal["fp32", "fp16", "bf16", "int8"]
-Profiler = Literal["torch", "onnxruntime", "tensorrt"]
+Profiler = Literal["torch", "onnxruntime", "tensorrt", "openvino"]
 
 
 class Session(Protocol):

@@ -21,7 +21,7 @@ from hpml.artifacts.model import ModelSpec
 from hpml.core import hardware
 from hpml.core.contract import Output
 from hpml.core.errors import HpmlError, StageFailed
-from hpml.targets.base import Built, NotBuilt, Session, Target
+from hpml.targets.base import Built, NotBuilt, Profiler, Session, Target
 from hpml.targets.onnx import Onnx, refuse_saturating
 
 if TYPE_CHECKING:
@@ -37,6 +37,7 @@ class OpenVino(Target):
 
     libraries: ClassVar[tuple[str, ...]] = ("openvino",)
     extra: ClassVar[str] = "openvino"
+    profiler: ClassVar[Profiler | None] = "openvino"
 
     target: Literal["openvino"] = "openvino"
     float_precision: Literal["fp32", "bf16"] = "fp32"  # of what is not int8
@@ -90,7 +91,7 @@ class RuntimeLayer:
 
     nodes: the nodes of the file that were fused into it, by name or by what they give. precision and layout:
     of what it gives, in OpenVINO's words ("u8", "acdb"). inputs: the layers that feed it, weights apart.
-    time_us: the mean of a request, 0 of what does not run.
+    time_us: the mean of a request, in whole microseconds; None of what does not run.
     """
 
     name: str
@@ -101,7 +102,7 @@ class RuntimeLayer:
     layout: str
     shape: tuple[int, ...]
     inputs: tuple[str, ...]
-    time_us: float
+    time_us: float | None
 
 
 class OpenVinoSession:
@@ -137,17 +138,21 @@ class OpenVinoSession:
         return logits
 
     def profiled(self, x_nchw: NDArray[np.float32], *, requests: int) -> list[RuntimeLayer]:
-        """The layers in the order they run, timed over requests of one image each, in whole microseconds."""
+        """The layers in the order they run, timed over requests of one image each."""
         compiled = self._compiled(PERF_COUNT=True)
         request = compiled.create_infer_request()
         for index in range(requests):
             row = index % len(x_nchw)
             request.infer([x_nchw[row : row + 1]], share_inputs=True)
-        times_us = {one.node_name: one.real_time.total_seconds() * 1e6 for one in request.profiling_info}
+        times_us = {
+            one.node_name: one.real_time.total_seconds() * 1e6
+            for one in request.profiling_info
+            if one.status == one.Status.EXECUTED
+        }
         operations = compiled.get_runtime_model().get_ordered_ops()
         constants = {one.get_friendly_name() for one in operations if _told(one, "layerType") == "Const"}
         return [
-            _runtime_layer(one, constants, times_us.get(one.get_friendly_name(), 0.0))
+            _runtime_layer(one, constants, times_us.get(one.get_friendly_name()))
             for one in operations
             if one.get_friendly_name() not in constants
         ]
@@ -158,7 +163,7 @@ def _told(operation: Any, key: str) -> str:
     return str(operation.get_rt_info()[key].astype(str))
 
 
-def _runtime_layer(operation: Any, constants: Collection[str], time_us: float) -> RuntimeLayer:
+def _runtime_layer(operation: Any, constants: Collection[str], time_us: float | None) -> RuntimeLayer:
     shape = operation.get_output_partial_shape(0)
     fed = [value.get_node().get_friendly_name() for value in operation.input_values()]
     return RuntimeLayer(

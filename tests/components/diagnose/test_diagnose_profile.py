@@ -13,9 +13,9 @@ import pytest
 from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.model import ModelSpec
-from hpml.components.diagnose import onnx_profile
 from hpml.components.diagnose.config import DiagnoseConfig
 from hpml.components.diagnose.layers import Layer, Profile, requests_within, typical_us
+from hpml.components.diagnose.profilers import onnx_profile
 from hpml.core import errors
 from hpml.core.errors import StageFailed
 from hpml.targets import Eager, Onnx
@@ -131,7 +131,7 @@ def test_shifting_the_signs_changes_no_answer(make_engine: MakeEngine, tmp_path:
 def test_torch_eager_and_onnx_count_the_same(
     small_model: Artifact[ModelSpec], digits_data: Artifact[DatasetSpec], run_stage: Any, tmp_path: Path
 ) -> None:
-    from hpml.components.diagnose import torch_profile
+    from hpml.components.diagnose.profilers import torch_profile
     from hpml.components.export import stage as export
     from hpml.tasks.images import load_split, to_x_nchw
 

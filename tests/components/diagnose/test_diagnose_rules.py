@@ -16,13 +16,14 @@ from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.measurements import StateFigures
 from hpml.artifacts.peaks import PeaksSpec
-from hpml.components.diagnose import onnx_nodes, onnx_profile
+from hpml.components.diagnose import onnx_nodes
 from hpml.components.diagnose.config import DiagnoseConfig
 from hpml.components.diagnose.examine import facts_of, vector_lanes
 from hpml.components.diagnose.layers import Profile
+from hpml.components.diagnose.profilers import onnx_profile
+from hpml.components.diagnose.profilers.tensorrt_profile import layers_of
 from hpml.components.diagnose.roofs import Roofs
 from hpml.components.diagnose.rules import RULES, findings
-from hpml.components.diagnose.tensorrt_profile import layers_of
 from hpml.components.diagnose.verdict import verdict
 from hpml.targets.onnx_session import single_requests
 from hpml.targets.tensorrt import GRAPH

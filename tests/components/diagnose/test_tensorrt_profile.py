@@ -18,10 +18,11 @@ from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.model import ModelSpec
 from hpml.artifacts.model_input import InputSpec
-from hpml.components.diagnose import onnx_nodes, tensorrt_profile
+from hpml.components.diagnose import onnx_nodes
 from hpml.components.diagnose.config import DiagnoseConfig
 from hpml.components.diagnose.layers import Channels, Layer, Profile
 from hpml.components.diagnose.onnx_nodes import GraphNode
+from hpml.components.diagnose.profilers import tensorrt_profile
 from hpml.core.errors import StageFailed
 from hpml.targets import TensorRT
 from hpml.targets.onnx_graph import export_graph, save_graph, to_fp16

@@ -23,7 +23,7 @@ from onnx import TensorProto, helper, numpy_helper
 
 from hpml.components.diagnose import onnx_counts
 from hpml.components.diagnose.config import DiagnoseConfig
-from hpml.components.diagnose.layers import Layer, Precision, Profile, requests_within, typical_us
+from hpml.components.diagnose.layers import Layer, Precision, Profile, requests_within, too_short, typical_us
 from hpml.components.diagnose.onnx_counts import Node, Shape
 from hpml.core.errors import disk_full_explained
 from hpml.targets.onnx_session import PROVIDERS, Feeds, OnnxSession, latencies_ms, session_options
@@ -55,7 +55,8 @@ def profile(file: Path, cycled: Requests, *, threads: int, config: DiagnoseConfi
         nodes = _without_profiler(nodes, threads, place)
         layers = _layers(_optimized(place / "run.onnx"), _unblocked(named, place), nodes)
         signed_us, unsigned_us = _signs_compared(file, graph, cycled, place)
-    return Profile(layers, one, all_, signed_us, unsigned_us, _too_short(nodes))
+    notes = too_short([node.time_us for node in nodes.values()], "ONNX Runtime")
+    return Profile(layers, one, all_, signed_us, unsigned_us, notes)
 
 
 # ------------------------------------------------------------------------------------- running with a profile
@@ -122,22 +123,6 @@ def _without_profiler(nodes: dict[str, _Timed], threads: int, place: Path) -> di
     kernels = _nodes_timed(empty / "kernels.onnx", [request], 50, threads, empty)
     cost_us = min(kernel.time_us for kernel in kernels.values())
     return {name: replace(node, time_us=max(0.0, node.time_us - cost_us)) for name, node in nodes.items()}
-
-
-def _too_short(nodes: dict[str, _Timed]) -> tuple[str, ...]:
-    """A note on the nodes whose time cannot be told from what the profiler adds to it."""
-    count = sum(node.time_us == 0 for node in nodes.values())
-    if not count:
-        return ()
-    verb, times = (
-        ("is", "its time is not known and counts")
-        if count == 1
-        else ("are", "their times are not known and count")
-    )
-    return (
-        f"{count} of {len(nodes)} {'layer' if len(nodes) == 1 else 'layers'} {verb} too short for ONNX "
-        f"Runtime's profile, which counts whole microseconds: {times} as outside the layers",
-    )
 
 
 # ----------------------------------------------------------------------------------------- counting its graph
