@@ -182,10 +182,8 @@ def _curves(points: Sequence[Point], classes: Mapping[str, str], x: Scale, y: Sc
         if len(stable) > 1:
             drawn.append(path([(at, y(rate.value)) for at, rate in stable], f"curve {class_}"))
         for at, rate in stable:
-            drawn += [
-                line(at, y(rate.low), at, y(rate.high), f"whisker {class_}"),
-                dot(at, y(rate.value), 2.5, f"point {class_}"),
-            ]
+            drawn.append(line(at, y(rate.low), at, y(rate.high), f"whisker {class_}"))
+            drawn.append(dot(at, y(rate.value), 2.5, f"point {class_}"))
     return drawn
 
 
