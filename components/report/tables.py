@@ -28,7 +28,7 @@ from hpml.reporting.measurement_tables import (
 
 Classes = Mapping[str, str]  # engine -> CSS class of its colour
 
-_SIGNIFICANT = 0.05  # of McNemar's test
+SIGNIFICANT = 0.05  # of McNemar's test
 _ALL_CLASSES = 12  # so many are shown; of more only the worst
 _WORST_CLASSES = 10
 _SCENARIOS: dict[ScenarioName, str] = {
@@ -130,7 +130,7 @@ def _verdict(paired: PairedAccuracy, samples: int) -> tuple[str, str]:
     counted = f"{paired.gained:,} gained, {paired.lost:,} lost, {probability}"
     if paired.gained == paired.lost == 0:
         return f"right on the same {samples:,} samples", ""
-    if p >= _SIGNIFICANT:
+    if p >= SIGNIFICANT:
         return f"no difference that {samples:,} samples can show", counted
     return ("better" if paired.gained > paired.lost else "worse") + " than the reference", counted
 

@@ -78,7 +78,7 @@ def state_facts(states: Sequence[CoreState]) -> dict[str, str]:
 
 def settings_of(engine: EngineFigures) -> str:
     """What the figures hold for: "2 threads, spinning"; empty where it was not noted."""
-    return str(engine.settings) if engine.settings else ""
+    return str(engine.settings or "")
 
 
 def throughput_rows(engines: Mapping[str, EngineFigures], classes: Mapping[str, str]) -> list[Row]:

@@ -12,18 +12,8 @@ from xml.etree.ElementTree import Element
 from hpml.artifacts.core_state import CoreState
 from hpml.measuring.state_mixture import share
 from hpml.reporting.colours import COLOURS
-from hpml.reporting.svg import (
-    Scale,
-    is_narrow,
-    label,
-    line,
-    node,
-    padded,
-    picture,
-    row_name,
-    tick_labels,
-    x_axis,
-)
+from hpml.reporting.format import shorten
+from hpml.reporting.svg import Scale, is_narrow, label, line, node, padded, picture, tick_labels, x_axis
 
 if TYPE_CHECKING:
     import numpy as np
@@ -161,13 +151,9 @@ def _row_axis(name: str, y: Scale, x: Scale, narrow: bool) -> list[Element]:
     return [
         *(line(x.start, y(tick), x.end, y(tick), "grid") for tick in ticks),
         *(label(text, x.start - 6, y(tick) + 4, "small", anchor="end") for tick, text in texts),
-        row_name(
-            f"{name}, ms",
-            4 if narrow else x.start - 34,
-            beside=(y.start + y.end) / 2 + 4,
-            above=y.end - 8,
-            narrow=narrow,
-        ),
+        label(f"{shorten(name, 40)}, ms", 4, y.end - 8, "name")
+        if narrow
+        else label(f"{shorten(name, 28)}, ms", x.start - 48, (y.start + y.end) / 2 + 4, "name", anchor="end"),
     ]
 
 

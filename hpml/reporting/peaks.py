@@ -8,22 +8,9 @@ from xml.etree.ElementTree import Element
 
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.peaks import BandwidthPoint, GemmPoint, PeaksSpec, RatedPoint, peak_of
+from hpml.reporting import svg
 from hpml.reporting.cells import Cell, Row, interval_cell
 from hpml.reporting.colours import colour_classes
-from hpml.reporting.svg import (
-    Scale,
-    dot,
-    ends,
-    label,
-    line,
-    node,
-    padded,
-    path,
-    picture,
-    text_width,
-    x_axis_with,
-    y_axis,
-)
 
 Point = BandwidthPoint | GemmPoint
 
@@ -152,9 +139,9 @@ def rate_picture(
         return None
     is_memory = isinstance(points[0], BandwidthPoint)
     sizes = sorted({_at(point) for point in points})
-    x = padded(sizes, _LEFT, width - _RIGHT, log=True, by=0.03 if is_memory else 0.05)
-    y = padded(
-        ends(rate for point in points if (rate := point.rate)), _HEIGHT - _BOTTOM, _TOP, log=True, by=0.12
+    x = svg.padded(sizes, _LEFT, width - _RIGHT, log=True, by=0.03 if is_memory else 0.05)
+    y = svg.padded(
+        svg.ends(rate for point in points if (rate := point.rate)), _HEIGHT - _BOTTOM, _TOP, log=True, by=0.12
     )
     if is_memory:
         title, unit = "Memory bandwidth against working set", "GB/s"
@@ -166,30 +153,28 @@ def rate_picture(
         bands, ticks = [], [(x(size), f"{size:,}") for size in sizes]
     drawn = [
         *bands,
-        *x_axis_with(ticks, x, _TOP, _HEIGHT - _BOTTOM, f"{x_title} (log scale)"),
-        *y_axis(y, x.start, x.end, f"{place}: {unit} (log scale)"),
+        *svg.x_axis_with(ticks, x, _TOP, _HEIGHT - _BOTTOM, f"{x_title} (log scale)"),
+        *svg.y_axis(y, x.start, x.end, f"{place}: {unit} (log scale)"),
         *_curves(here, classes, x, y),
     ]
-    return picture(width, _HEIGHT, f"{title}: {place}", drawn)
+    return svg.picture(width, _HEIGHT, f"{title}: {place}", drawn)
 
 
-def _curves(points: Sequence[Point], classes: Mapping[str, str], x: Scale, y: Scale) -> list[Element]:
+def _curves(points: Sequence[Point], classes: Mapping[str, str], x: svg.Scale, y: svg.Scale) -> list[Element]:
     drawn: list[Element] = []
     for name, class_ in classes.items():
         stable = [
             (x(_at(point)), rate) for point in points if curve_of(point) == name and (rate := point.rate)
         ]
         if len(stable) > 1:
-            drawn.append(path([(at, y(rate.value)) for at, rate in stable], f"curve {class_}"))
+            drawn.append(svg.path([(at, y(rate.value)) for at, rate in stable], f"curve {class_}"))
         for at, rate in stable:
-            drawn += [
-                line(at, y(rate.low), at, y(rate.high), f"whisker {class_}"),
-                dot(at, y(rate.value), 2.5, f"point {class_}"),
-            ]
+            drawn.append(svg.line(at, y(rate.low), at, y(rate.high), f"whisker {class_}"))
+            drawn.append(svg.dot(at, y(rate.value), 2.5, f"point {class_}"))
     return drawn
 
 
-def _bands(points: Sequence[Point], x: Scale) -> list[Element]:
+def _bands(points: Sequence[Point], x: svg.Scale) -> list[Element]:
     """A shade from the smallest to the largest working set of each level, with its name."""
     sizes: dict[str, list[int]] = {}
     for point in points:
@@ -199,14 +184,14 @@ def _bands(points: Sequence[Point], x: Scale) -> list[Element]:
     for level, of_level in sizes.items():
         left, right = x(min(of_level)) - 4, x(max(of_level)) + 4
         height = _HEIGHT - _BOTTOM - _TOP
-        drawn.append(node("rect", x=left, y=_TOP, width=right - left, height=height, class_="band"))
-        drawn.append(label(level, (left + right) / 2, _TOP + 12, "small", anchor="middle"))
+        drawn.append(svg.node("rect", x=left, y=_TOP, width=right - left, height=height, class_="band"))
+        drawn.append(svg.label(level, (left + right) / 2, _TOP + 12, "small", anchor="middle"))
     return drawn
 
 
-def _binary_ticks(x: Scale) -> list[tuple[float, str]]:
+def _binary_ticks(x: svg.Scale) -> list[tuple[float, str]]:
     """Powers of two bytes, as many as there is room for."""
-    widest = text_width("512 KiB") / 2 - _RIGHT
+    widest = svg.text_width("512 KiB") / 2 - _RIGHT
     exponents = [exponent for exponent in range(8, 48) if x.start <= x(2**exponent) <= x.end - widest]
     step = max(1, -(-len(exponents) * 62 // int(x.end - x.start)))
     return [(x(2**exponent), binary_size(2**exponent)) for exponent in exponents[::step]]

@@ -42,15 +42,7 @@ _FIGURES = {
 }
 _COLUMNS = ("top-1 %", "MB", "p50 ms", "p99 ms", "x eager", "x fp32")
 _NOT_MEASURED = NOT_MEASURED.replace(" ", "\n")  # in a narrow cell
-_MARKS = {
-    "done": "[green]done[/]",
-    "cached": "[cyan]cached[/]",
-    "failed": "[red]failed[/]",
-    "blocked": "[yellow]blocked[/]",
-    "interrupted": "[yellow]interrupted[/]",
-    "running": "running",
-    "waiting": "waiting",
-}
+_ENDINGS = {"done": "green", "cached": "cyan", "failed": "red", "blocked": "yellow", "interrupted": "yellow"}
 
 
 class PlainWatcher:
@@ -125,15 +117,12 @@ def watcher() -> Iterator[PlainWatcher]:
 
 def _ending(name: str, record: StepRecord) -> str:
     """The line about a step that ended; empty while it has not."""
-    mark = _MARKS[record.status]
-    name = escape(name)
+    if record.status not in _ENDINGS:
+        return ""
+    told = f"[{_ENDINGS[record.status]}]{record.status}[/] {escape(name)}"
     if record.status == "done":
-        return f"{mark} {name} [dim]{record.seconds:.1f} s[/]"
-    if record.status == "failed":
-        return f"{mark} {name}: {escape(record.error)}"
-    if record.status in ("cached", "blocked", "interrupted"):
-        return f"{mark} {name}"
-    return ""
+        return f"{told} [dim]{record.seconds:.1f} s[/]"
+    return f"{told}: {escape(record.error)}" if record.status == "failed" else told
 
 
 # ----------------------------------------------------------------------------------------------------- tables

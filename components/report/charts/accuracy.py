@@ -8,22 +8,9 @@ from xml.etree.ElementTree import Element
 
 from hpml.artifacts.interval import Interval
 from hpml.components.report.content import Content
+from hpml.reporting import svg
 from hpml.reporting.format import shorten
 from hpml.reporting.labels import Box, Mark, Segment, Spot, drawn_labels, place_labels
-from hpml.reporting.svg import (
-    axes,
-    dot,
-    ends,
-    is_narrow,
-    label,
-    line,
-    node,
-    padded,
-    path,
-    picture,
-    row_name,
-    text_width,
-)
 
 _DOT_PX, _RING_PX = 5, 9
 _DARKEST = 0.4  # opacity under which the figure of a class can still be read
@@ -35,33 +22,33 @@ def accuracy_against_latency(content: Content, classes: Mapping[str, str], width
 
     None where no latency is known.
     """
-    narrow = is_narrow(width)
+    narrow = svg.is_narrow(width)
     height = 340 if narrow else 400
     figures = _latencies_and_accuracies(content)
     to_keep = content.measurements.engines[content.measurements.reference].accuracy_top1
     if not figures or to_keep is None:
         return None
     floor = 100 * (to_keep.value - content.goals.max_accuracy_drop)
-    x = padded(ends(latency for latency, _ in figures.values()), 48, width - 14, log=True)
-    y = padded([*ends(accuracy for _, accuracy in figures.values()), floor], height - 48, 30)
+    x = svg.padded(svg.ends(latency for latency, _ in figures.values()), 48, width - 14, log=True)
+    y = svg.padded([*svg.ends(accuracy for _, accuracy in figures.values()), floor], height - 48, 30)
     points = {name: (x(latency.value), y(accuracy.value)) for name, (latency, accuracy) in figures.items()}
     front = _pareto_front(list(points.values()), right=x.end)
     drawn = [
-        *axes(x, y, "latency p50 at batch 1, ms (log scale)", "top-1 accuracy, %"),
-        line(48, y(floor), width - 14, y(floor), "floor"),
-        path(front, "front"),
+        *svg.axes(x, y, "latency p50 at batch 1, ms (log scale)", "top-1 accuracy, %"),
+        svg.line(48, y(floor), width - 14, y(floor), "floor"),
+        svg.path(front, "front"),
     ]
     lines: list[Segment] = [*pairwise(front)]
     for name, (latency, accuracy) in figures.items():
         at_x, at_y = points[name]
         across = ((x(latency.low), at_y), (x(latency.high), at_y))
         along = ((at_x, y(accuracy.low)), (at_x, y(accuracy.high)))
-        drawn += [line(*start, *end, f"whisker {classes[name]}") for start, end in (across, along)]
+        drawn += [svg.line(*start, *end, f"whisker {classes[name]}") for start, end in (across, along)]
         lines += [across, along]
     chosen = content.decision.chosen if content.decision.chosen in points else None
     if chosen:
-        drawn.append(dot(*points[chosen], _RING_PX, f"ring {classes[chosen]}"))
-    drawn += [dot(*at, _DOT_PX, f"point {classes[name]}") for name, at in points.items()]
+        drawn.append(svg.dot(*points[chosen], _RING_PX, f"ring {classes[chosen]}"))
+    drawn += [svg.dot(*at, _DOT_PX, f"point {classes[name]}") for name, at in points.items()]
     length = 28 if narrow else 30
     marks = [
         Mark(*at, _RING_PX if name == chosen else _DOT_PX, shorten(name, length))
@@ -69,7 +56,7 @@ def accuracy_against_latency(content: Content, classes: Mapping[str, str], width
     ]
     placed = place_labels(marks, lines, Box(50, 20, width - 2, height - 50))
     drawn += drawn_labels(marks, placed, [classes[name] for name in points], shorten(chosen or "", length))
-    return picture(width, height, "Accuracy against latency of each engine, with 95 % intervals", drawn)
+    return svg.picture(width, height, "Accuracy against latency of each engine, with 95 % intervals", drawn)
 
 
 def _latencies_and_accuracies(content: Content) -> dict[str, tuple[Interval, Interval]]:
@@ -101,34 +88,34 @@ def accuracy_by_class(
     top1: Mapping[str, Sequence[float]], names: Sequence[str], chosen: str | None, width: float
 ) -> Element:
     """A row an engine, a column a class, the colour stronger where more is wrong."""
-    narrow = is_narrow(width)
+    narrow = svg.is_narrow(width)
     left, pitch = (0.0, 48.0) if narrow else (214.0, 30.0)
     column = (width - left) / len(names)
     texts = [shorten(name, _NAME_CHARACTERS) for name in names]
-    upright = any(text_width(text) > column - 6 for text in texts)
-    top = 10 + (max(map(text_width, texts)) if upright else 12)
+    upright = any(svg.text_width(text) > column - 6 for text in texts)
+    top = 10 + (max(map(svg.text_width, texts)) if upright else 12)
     most_wrong = max(1 - share for shares in top1.values() for share in shares)
     drawn = [_heading(text, left + column * (at + 0.5), top - 8, upright) for at, text in enumerate(texts)]
     for row, (name, shares) in enumerate(top1.items()):
         base = top + pitch * row + (18 if narrow else 0)
         drawn.append(
-            row_name(name, left, beside=base + 18, above=base - 5, narrow=narrow, strong=name == chosen)
+            svg.row_name(name, left, beside=base + 18, above=base - 5, narrow=narrow, strong=name == chosen)
         )
         for at, share in enumerate(shares):
             opacity = _DARKEST * (1 - share) / most_wrong if most_wrong else 0.0
             drawn += _cell(share, opacity, left + column * at, base, column)
-    return picture(width, top + pitch * len(top1) + 4, "Top-1 of each engine on each class", drawn)
+    return svg.picture(width, top + pitch * len(top1) + 4, "Top-1 of each engine on each class", drawn)
 
 
 def _heading(text: str, x: float, y: float, upright: bool) -> Element:
     """The name of a class above its column, upwards where it is too long."""
     if not upright:
-        return label(text, x, y, anchor="middle")
-    return node("text", text=text, transform=f"translate({x + 4:.1f} {y:.1f}) rotate(-90)")
+        return svg.label(text, x, y, anchor="middle")
+    return svg.node("text", text=text, transform=f"translate({x + 4:.1f} {y:.1f}) rotate(-90)")
 
 
 def _cell(share: float, opacity: float, x: float, y: float, width: float) -> list[Element]:
-    shade = node(
+    shade = svg.node(
         "rect", x=x + 1, y=y, width=width - 2, height=26, rx=2, class_="bar", fill_opacity=f"{opacity:.3f}"
     )
-    return [shade, label(f"{100 * share:.0f}", x + width / 2, y + 17, anchor="middle")]
+    return [shade, svg.label(f"{100 * share:.0f}", x + width / 2, y + 17, anchor="middle")]

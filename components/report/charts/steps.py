@@ -6,41 +6,28 @@ from collections.abc import Sequence
 from xml.etree.ElementTree import Element
 
 from hpml.components.report.content import StepCost, Training
+from hpml.reporting import svg
 from hpml.reporting.format import duration, plain
-from hpml.reporting.svg import (
-    Scale,
-    dot,
-    is_narrow,
-    label,
-    node,
-    padded,
-    path,
-    picture,
-    row_name,
-    text_width,
-    x_axis,
-    y_axis,
-)
 
 
 def time_by_step(steps: Sequence[StepCost], width: float) -> Element:
     """A bar a step, as long as it took, with its seconds and its peak memory."""
-    narrow = is_narrow(width)
+    narrow = svg.is_narrow(width)
     pitch, left = (40, 8.0) if narrow else (28, 284.0)
     longest = max(max(step.seconds for step in steps), 1e-3)
     texts = [f"{duration(step.seconds)} · {_memory(step)}" for step in steps]
-    room = width - left - 18 - max(map(text_width, texts))
+    room = width - left - 18 - max(map(svg.text_width, texts))
     drawn: list[Element] = []
     for index, (step, text) in enumerate(zip(steps, texts, strict=True)):
         top = index * pitch + (18 if narrow else 4)
         name = f"{step.stage} {step.name}".strip()
         length = max(1.5, room * step.seconds / longest)
         drawn += [
-            row_name(name, left, beside=top + 13, above=top - 4, narrow=narrow),
-            node("rect", x=left, y=top, width=length, height=18, rx=2, class_="bar"),
-            label(text, left + length + 8, top + 13),
+            svg.row_name(name, left, beside=top + 13, above=top - 4, narrow=narrow),
+            svg.node("rect", x=left, y=top, width=length, height=18, rx=2, class_="bar"),
+            svg.label(text, left + length + 8, top + 13),
         ]
-    return picture(width, len(steps) * pitch + 6, "Seconds that each step of the run took", drawn)
+    return svg.picture(width, len(steps) * pitch + 6, "Seconds that each step of the run took", drawn)
 
 
 def _memory(step: StepCost) -> str:
@@ -61,16 +48,16 @@ def training_curves(
     height = 260
     values = [scale * value for curve, _ in curves for _, value in curve]
     epochs = [epoch for curve, _ in curves for epoch, _ in curve]
-    x = Scale(min(epochs) - 0.25, max(epochs) + 0.25, 48, width - 12)
+    x = svg.Scale(min(epochs) - 0.25, max(epochs) + 0.25, 48, width - 12)
     wide_range = min(values) > 0 and max(values) / min(values) > 20
-    y = padded(values, height - 46, 30, log=wide_range)
+    y = svg.padded(values, height - 46, 30, log=wide_range)
     drawn = [
-        *x_axis(x, 30, height - 46, "epoch", whole=True),
-        *y_axis(y, 48, width - 12, title + (" (log scale)" if wide_range else "")),
+        *svg.x_axis(x, 30, height - 46, "epoch", whole=True),
+        *svg.y_axis(y, 48, width - 12, title + (" (log scale)" if wide_range else "")),
     ]
     for curve, colour in curves:
         points = [(x(epoch), y(scale * value)) for epoch, value in curve]
-        drawn.append(path(points, f"curve {colour}"))
+        drawn.append(svg.path(points, f"curve {colour}"))
         if len(points) <= 20:
-            drawn += [dot(at_x, at_y, 2.5, f"point {colour}") for at_x, at_y in points]
-    return picture(width, height, f"{title} by epoch", drawn)
+            drawn += [svg.dot(at_x, at_y, 2.5, f"point {colour}") for at_x, at_y in points]
+    return svg.picture(width, height, f"{title} by epoch", drawn)
