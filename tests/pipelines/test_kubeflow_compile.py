@@ -336,7 +336,7 @@ def test_the_cluster_section_is_heeded() -> None:
     assert container["image"] == "registry.example/hpml-gpu:1"
     resources = container["resources"]
     assert (resources["resourceCpuRequest"], resources["resourceCpuLimit"]) == ("4", "4")
-    assert (resources["resourceMemoryRequest"], resources["resourcememory_limit"]) == ("8Gi", "8Gi")
+    assert (resources["resourceMemoryRequest"], resources["resourceMemoryLimit"]) == ("8Gi", "8Gi")
     assert resources["accelerator"]["resourceType"] == "nvidia.com/mig-1g.10gb"
     assert resources["accelerator"]["resourceCount"] == "2"
     assert ir.flag("train", "--threads") == "4"
