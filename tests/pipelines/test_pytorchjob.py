@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+import shutil
 import signal
 import subprocess
 import sys
@@ -871,7 +872,7 @@ def test_as_a_step_of_kubeflow_it_hands_over_what_its_pod_has(
             succeed(operator),
         )
         named = {name: tmp_path / "kfp" / name for name in ("prepare", "out")}
-        storage.upload(tmp_path / "artifact", str(named["prepare"]))
+        shutil.copytree(tmp_path / "artifact", named["prepare"])
         given = {name: {"artifacts": [{"uri": str(place)}]} for name, place in named.items()}
         answer = tmp_path / "kfp" / "executor_output.json"
         executor_input = {
