@@ -14,7 +14,7 @@ import threading
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -99,6 +99,17 @@ def own_namespace() -> str:
         return ""
 
 
+@dataclass(frozen=True)
+class _Request:
+    """verb: of METHODS. query: what is empty in it is left out."""
+
+    verb: str
+    resource: Resource
+    name: str = ""
+    query: Mapping[str, str] = field(default_factory=dict)
+    body: Json | None = None
+
+
 class Namespace:
     """The objects of one namespace. Safe to use from several threads.
 
@@ -122,20 +133,21 @@ class Namespace:
 
     def get(self, resource: Resource, name: str, *, patience_s: float | None = None) -> Json | None:
         """The object, or None if there is none of that name. patience_s: instead of ours."""
-        return self._ask("get", resource, name, patience_s=patience_s)
+        return self._ask(_Request("get", resource, name), patience_s)
 
     def find(self, resource: Resource, *, labels: str = "", fields: str = "") -> list[Json]:
         """What the selectors choose, such as labels="app=x,tier=y" and fields="involvedObject.name=x"."""
-        answer = self._ask("list", resource, query={"labelSelector": labels, "fieldSelector": fields})
+        selectors = {"labelSelector": labels, "fieldSelector": fields}
+        answer = self._ask(_Request("list", resource, query=selectors))
         return list((answer or {}).get("items") or ())
 
     def create(self, resource: Resource, body: Json) -> Json | None:
         """The new object, or None if its name is taken: also by an attempt of ours whose answer was lost."""
-        return self._ask("create", resource, body=body)
+        return self._ask(_Request("create", resource, body=body))
 
     def patch(self, resource: Resource, name: str, changes: Json) -> Json | None:
         """The object with `changes` merged in (null removes a key), or None if there is none of that name."""
-        return self._ask("patch", resource, name, body=changes)
+        return self._ask(_Request("patch", resource, name, body=changes))
 
     def delete(
         self,
@@ -155,7 +167,7 @@ class Namespace:
         body: Json = {"apiVersion": "v1", "kind": "DeleteOptions", "propagationPolicy": policy}
         if uid:
             body["preconditions"] = {"uid": uid}
-        return self._ask("delete", resource, name, body=body, patience_s=patience_s) is not None
+        return self._ask(_Request("delete", resource, name, body=body), patience_s) is not None
 
     def wait_until_gone(self, resource: Resource, name: str, *, uid: str, timeout_s: float = 60.0) -> None:
         """Return once that very object is no longer there. Raises Unavailable after `timeout_s`."""
@@ -171,7 +183,7 @@ class Namespace:
 
     def raw(self, path: str) -> Json:
         """What the API server answers at a path of its own, such as /version."""
-        return self._ask("get", Resource("", path, namespaced=False)) or {}
+        return self._ask(_Request("get", Resource("", path, namespaced=False))) or {}
 
     def may(self, verb: str, resource: Resource, name: str = "") -> bool:
         """Whether we are allowed to do `verb` to such objects, or to the one of that name."""
@@ -234,10 +246,10 @@ class Namespace:
 
         query = {"container": container, "follow": "true", "timestamps": "true", "sinceTime": since}
         try:
-            response = self._send("get", PODS, f"{name}/log", query, stream=True)
+            response = self._send(_Request("get", PODS, f"{name}/log", query), stream=True)
         except _Failed as failed:
             if failed.status not in (400, 404, *RETRIED):  # these: not started yet, or just gone
-                raise self._explained(failed, "get", PODS_LOG, name) from None
+                raise self._explained(failed, _Request("get", PODS_LOG, name)) from None
             time.sleep(RETRY_EVERY_S)
             raise
         try:
@@ -254,33 +266,24 @@ class Namespace:
 
     # --------------------------------------------------------------------------------------------- requests
 
-    def _ask(
-        self,
-        verb: str,
-        resource: Resource,
-        name: str = "",
-        *,
-        query: Mapping[str, str] | None = None,
-        body: Json | None = None,
-        patience_s: float | None = None,
-    ) -> Json | None:
+    def _ask(self, request: _Request, patience_s: float | None = None) -> Json | None:
         """The answer, or None for "there is none of that name" and, to create, for "there is one already"."""
         patience_s = self._patience_s if patience_s is None else patience_s
         until = time.monotonic() + patience_s
         while True:
             try:
-                answer = self._send(verb, resource, name, query, body)
+                answer = self._send(request)
                 if self._is_away.is_set():
                     self._is_away.clear()
                     self._say(f"the cluster at {self.host} answers again")
                 return answer if isinstance(answer, dict) else {}
             except _Failed as failed:
-                taken = verb == "create" and failed.reason == "AlreadyExists"
-                another = verb == "delete" and failed.status == 409  # object has taken the name
-                if taken or another or (name and failed.is_missing_object):
+                taken = request.verb == "create" and failed.reason == "AlreadyExists"
+                another = request.verb == "delete" and failed.status == 409  # object has taken the name
+                if taken or another or (request.name and failed.is_missing_object):
                     return None
                 if failed.status not in RETRIED or time.monotonic() >= until:
-                    raise self._explained(failed, verb, resource, name, patience_s) from None
+                    raise self._explained(failed, request, patience_s) from None
                 if not self._is_away.is_set():
                     self._is_away.set()
                     trying = f"trying for {patience_s:.0f} s"
@@ -289,28 +292,19 @@ class Namespace:
                 raise Unavailable(f"{self.host} answers what is not JSON", why=str(error)) from None
             time.sleep(min(RETRY_EVERY_S, max(0.0, until - time.monotonic())))
 
-    def _send(
-        self,
-        verb: str,
-        resource: Resource,
-        name: str,
-        query: Mapping[str, str] | None = None,
-        body: Json | None = None,
-        *,
-        stream: bool = False,
-    ) -> Any:
+    def _send(self, request: _Request, *, stream: bool = False) -> Any:
         """What is answered, or the stream of it. Raises _Failed; ValueError if the answer is not JSON."""
         import urllib3
         from kubernetes.client import ApiException
 
-        kind = "application/merge-patch+json" if verb == "patch" else "application/json"
+        kind = "application/merge-patch+json" if request.verb == "patch" else "application/json"
         try:
             response = self._client.call_api(
-                self._path(resource, name),
-                METHODS[verb],
-                query_params=[(key, text) for key, text in (query or {}).items() if text],
+                self._path(request.resource, request.name),
+                METHODS[request.verb],
+                query_params=[(key, text) for key, text in request.query.items() if text],
                 header_params={"Accept": "*/*" if stream else "application/json", "Content-Type": kind},
-                body=body,
+                body=request.body,
                 auth_settings=["BearerToken"],  # in a pod: a token that is renewed
                 _preload_content=False,
                 _return_http_data_only=True,
@@ -330,9 +324,8 @@ class Namespace:
         path = f"{root}/{resource.api}{namespace}/{resource.plural}"
         return f"{path}/{quote(name, safe='/')}" if name else path
 
-    def _explained(
-        self, failed: _Failed, verb: str, resource: Resource, name: str, patience_s: float = 0
-    ) -> HpmlError:
+    def _explained(self, failed: _Failed, request: _Request, patience_s: float = 0) -> HpmlError:
+        verb, resource, name = request.verb, request.resource, request.name
         where = f"in the namespace {self.name}" if resource.namespaced else "of the cluster"
         thing = f"{resource.plural} {where}"
         if failed.status == NO_ANSWER:

@@ -47,7 +47,7 @@ class Containers(LocalSteps):
 
     def __init__(self, loaded: LoadedRecipe, settings: Settings, watcher: Watcher) -> None:
         super().__init__(settings.home)
-        self._loaded, self._settings, self._watcher = loaded, settings, watcher
+        self._cluster, self._settings, self._watcher = loaded.recipe.cluster, settings, watcher
         self._engine = find_engine()
         self._names: dict[int, str] = {}
         self._runtime_environment: dict[str, RuntimeEnvironment] = {}
@@ -55,10 +55,9 @@ class Containers(LocalSteps):
     # ------------------------------------------------------------------------------------------------ images
 
     def _image(self, stage: str) -> str:
-        cluster = self._loaded.recipe.cluster
-        family = cluster.needs(stage).image
+        family = self._cluster.needs(stage).image
         assert family, "the defaults are filled in"
-        return cluster.image(family)
+        return self._cluster.image(family)
 
     def runtime_environment(self, stage: str) -> RuntimeEnvironment:
         """What the stage's image holds, asked of the image itself, once.
@@ -124,7 +123,7 @@ class Containers(LocalSteps):
         return number
 
     def _command(self, node: Node, job: dict[str, Any], name: str) -> list[str]:
-        needs = self._loaded.recipe.cluster.needs(node.stage)
+        needs = self._cluster.needs(node.stage)
         command = self._isolated(job["threads"], self._memory(node.stage), network=self._network(node))
         command += ["--name", name, "--env", "HPML_IMPORT_PATHS=" + os.pathsep.join(job["import_paths"])]
         if needs.gpus:
@@ -148,14 +147,14 @@ class Containers(LocalSteps):
         ]
 
     def _memory(self, stage: str) -> str:
-        return self._loaded.recipe.cluster.needs(stage).memory or ""
+        return self._cluster.needs(stage).memory or ""
 
     def _network(self, node: Node) -> str:
         """None, except for what is nowhere but on the network."""
         url = self._url(node)
         if not url:
             return "none"
-        network = self._loaded.recipe.cluster.container_network
+        network = self._cluster.container_network
         self._watcher.say(f"{node.name} has a network ({network}), for {urlsplit(url).hostname}")
         return network
 
@@ -169,7 +168,7 @@ class Containers(LocalSteps):
     def _refuse_loopback(self, node: Node) -> None:
         """In a container, localhost is the container, unless it shares the network of this machine."""
         host = urlsplit(self._url(node)).hostname or ""
-        if _is_loopback(host) and self._loaded.recipe.cluster.container_network != "host":
+        if _is_loopback(host) and self._cluster.container_network != "host":
             raise ConfigInvalid(
                 f"{node.name} cannot reach {host} from its container",
                 why=f"there, {host} is the container itself",
@@ -213,9 +212,8 @@ def find_engine() -> str:
 
     Raises Unavailable if neither does.
     """
-    present = [path for path in (shutil.which("podman"), shutil.which("docker")) if path]
     problems = []
-    for engine in present:
+    for engine in filter(None, map(shutil.which, ("podman", "docker"))):
         answer = _ask(engine, "info")
         if answer.returncode == 0:
             return engine
