@@ -12,7 +12,6 @@ from __future__ import annotations
 import difflib
 import importlib
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -73,7 +72,13 @@ def build(architecture: ArchitectureSpec, *, in_channels: int, num_classes: int)
         fix="check its arguments; it is also given in_channels and num_classes",
     )
     with may_not_fit, time_limit(BUILD_S, f"building {what}"), memory_limit(what):
-        make = partial(factory, in_channels=in_channels, num_classes=num_classes, **architecture.arguments)
+
+        def make() -> nn.Module:
+            network: nn.Module = factory(
+                in_channels=in_channels, num_classes=num_classes, **architecture.arguments
+            )
+            return network
+
         if architecture.name in ARCHITECTURES:
             require_fits(what, make)
         model = make()

@@ -135,10 +135,14 @@ def _check_engine(spec: Any, name: str, engine: EngineSpec, samples: Any) -> Non
             other: np.median(samples[f"{other}@1"], axis=1)
             for other in (name, spec.reference, spec.best_fp32)
         }
-        for baseline, speedup in (
-            (spec.reference, figures.speedup_vs_reference),
-            (spec.best_fp32, figures.speedup_vs_best_fp32),
+        for baseline, figure in (
+            (spec.reference, "speedup_vs_reference"),
+            (spec.best_fp32, "speedup_vs_best_fp32"),
         ):
+            speedup = getattr(figures, figure)
+            if speedup is None:  # rounds that other tests disturbed may disagree too much
+                assert figures.unquoted[figure]
+                continue
             ratios = medians[baseline] / medians[name]
             assert speedup.value == pytest.approx(np.quantile(ratios, 0.5, method="inverted_cdf"))
     assert figures.accuracy_top1.value == engine.accuracy_top1
