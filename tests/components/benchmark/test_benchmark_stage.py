@@ -141,7 +141,8 @@ def _check_engine(spec: Any, name: str, engine: EngineSpec, samples: Any) -> Non
         ):
             speedup = getattr(figures, figure)
             if speedup is None:  # rounds that other tests disturbed may disagree too much
-                assert figures.unquoted[figure]
+                [pair] = [one for one in spec.pairs if {one.engine, one.baseline} == {name, baseline}]
+                assert pair.reason
                 continue
             ratios = medians[baseline] / medians[name]
             assert speedup.value == pytest.approx(np.quantile(ratios, 0.5, method="inverted_cdf"))
