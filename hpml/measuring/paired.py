@@ -119,7 +119,7 @@ class Batch1Analysis:
         interval = median(of_rounds[rows], counts(self.launch[rows]))
         half_width = _half_width(interval)
         if half_width > self.widest:
-            return None, f"known to within {half_width:.0%} only, {self.widest:.0%} is allowed"
+            return None, f"known to within {half_width:.1%} only, {self.widest:.0%} is allowed"
         return interval, ""
 
 
