@@ -92,7 +92,7 @@ def load(file: Path, overrides: tuple[str, ...] = (), *, say_retired: bool = Tru
     retired = drop_retired(fields)
     fields.setdefault("name", re.sub(r"[^A-Za-z0-9_-]+", "-", file.stem).strip("-")[:63] or "model")
     if overrides:
-        overrides, of_overrides = _as_called_now(overrides)
+        overrides, of_overrides = _with_renamed_keys(overrides)
         renamed += of_overrides
         fields = with_overrides(Recipe, fields, overrides, where=str(file))
         retired += drop_retired(fields)
@@ -106,7 +106,7 @@ def load(file: Path, overrides: tuple[str, ...] = (), *, say_retired: bool = Tru
     return LoadedRecipe(_with_absolute_paths(recipe, file.resolve().parent), file.resolve())
 
 
-def _as_called_now(overrides: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:
+def _with_renamed_keys(overrides: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:
     """The overrides with the sections that they change by the names of now, and which had another."""
     sections = [re.split(r"[.=]", override, maxsplit=1)[0] for override in overrides]
     called = tuple(

@@ -143,7 +143,7 @@ def _dispatch(facts: Facts) -> Evidence | None:
     return Evidence(
         f"{milliseconds(facts.roof_us)} of work at the machine's peaks in {milliseconds(facts.time_us)}: "
         f"{len(tiny)} of {_plural(len(facts.layers), 'layer')} {_verb(len(tiny), 'have', 'has')} too little "
-        f"work to pay for being started ({milliseconds(time_of(tiny))}), {_too_short(facts)}"
+        f"work to amortize their start ({milliseconds(time_of(tiny))}), {_too_short(facts)}"
         f"and {milliseconds(facts.outside_us)} pass outside the layers",
         facts.dispatch_us,
     )
@@ -228,9 +228,7 @@ def _below_int8_peak(facts: Facts) -> Evidence | None:
 @_rule("quantize the layers between two conversions too, or leave both of their neighbours in fp32")
 def _quantize_dequantize(facts: Facts) -> Evidence | None:
     layers = facts.of_role("conversion")
-    return _share_of_time(
-        facts, layers, f"goes into numbers on their way between fp32 and int8 ({_ops(layers)})"
-    )
+    return _share_of_time(facts, layers, f"goes into conversions between fp32 and int8 ({_ops(layers)})")
 
 
 @_rule("replace these operations by ones that the runtime has in int8, or take them off excluded_layers")

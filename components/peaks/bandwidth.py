@@ -93,7 +93,7 @@ def _dot(one: Memory, other: Memory, *, rows: int) -> Call:
 # --------------------------------------------------------------------------------------------------- threads
 
 
-class Crew:
+class ThreadTeam:
     """Threads that work side by side, each pinned to its own CPU, with `memory` that it touched first.
 
     memory_bytes: that each of them has.
@@ -146,12 +146,12 @@ def largest_of_a_thread(levels: MemoryLevels, threads: int, limit_bytes: int) ->
     return max(_PAGE_BYTES, *fitting)
 
 
-def probes(crew: Crew, levels: MemoryLevels, *, threads: int, limit_bytes: int) -> Iterator[Probe]:
+def probes(team: ThreadTeam, levels: MemoryLevels, *, threads: int, limit_bytes: int) -> Iterator[Probe]:
     """The probes of `threads` together: every kernel with every working set.
 
-    A working set beyond `limit_bytes` is not measurable. The crew has memory for all others.
+    A working set beyond `limit_bytes` is not measurable. The team has memory for all others.
     """
-    overhead_s = {kernel: _overhead_s(crew, kernel) for kernel in ARRAYS}
+    overhead_s = {kernel: _overhead_s(team, kernel) for kernel in ARRAYS}
     for size in levels.working_sets(threads):
         for kernel in ARRAYS:
             point = BandwidthPoint(
@@ -161,31 +161,33 @@ def probes(crew: Crew, levels: MemoryLevels, *, threads: int, limit_bytes: int) 
                 working_set_bytes=size,
                 level=levels.level(size),
             )
-            yield Probe(point, lambda point=point: _prepare(point, crew, overhead_s, limit_bytes))  # type: ignore[misc]
+            yield Probe(point, lambda point=point: _prepare(point, team, overhead_s, limit_bytes))  # type: ignore[misc]
 
 
-def _prepare(point: BandwidthPoint, crew: Crew, overhead_s: dict[Kernel, float], limit_bytes: int) -> Timed:
+def _prepare(
+    point: BandwidthPoint, team: ThreadTeam, overhead_s: dict[Kernel, float], limit_bytes: int
+) -> Timed:
     if point.working_set_bytes > limit_bytes:
         needed_mb, limit_mb = point.working_set_bytes / 1e6, limit_bytes / 1e6
         raise NotMeasurable(f"too large: {needed_mb:,.0f} MB, of which {limit_mb:,.0f} MB may be used")
     calls = [
-        call_of(point.kernel, memory, point.working_set_bytes // point.threads) for memory in crew.memory
+        call_of(point.kernel, memory, point.working_set_bytes // point.threads) for memory in team.memory
     ]
-    call_s = min(crew.seconds([call.work for call in calls]) for _ in range(3))
+    call_s = min(team.seconds([call.work for call in calls]) for _ in range(3))
     share = overhead_s[point.kernel] / call_s
     if share > _MOST_OVERHEAD:
         raise NotMeasurable(f"too short: calling the library is {100 * share:.0f} % of the time")
     repeats = math.ceil(_GO_S / call_s)
     tasks = [_repeated(call.work, repeats) for call in calls]
-    return Timed(lambda: crew.seconds(tasks), repeats * sum(call.moved_bytes for call in calls))
+    return Timed(lambda: team.seconds(tasks), repeats * sum(call.moved_bytes for call in calls))
 
 
-def _overhead_s(crew: Crew, kernel: Kernel) -> float:
-    """The seconds of a call that does next to nothing, in the crew's first thread."""
+def _overhead_s(team: ThreadTeam, kernel: Kernel) -> float:
+    """The seconds of a call that does next to nothing, in the team's first thread."""
     repeats = 100
-    call = call_of(kernel, crew.memory[0][: ARRAYS[kernel] * _LINE], ARRAYS[kernel] * _LINE * 4)
-    alone = [_repeated(call.work, repeats), *(_repeated(call.work, 0) for _ in crew.memory[1:])]
-    return min(crew.seconds(alone) for _ in range(5)) / repeats
+    call = call_of(kernel, team.memory[0][: ARRAYS[kernel] * _LINE], ARRAYS[kernel] * _LINE * 4)
+    alone = [_repeated(call.work, repeats), *(_repeated(call.work, 0) for _ in team.memory[1:])]
+    return min(team.seconds(alone) for _ in range(5)) / repeats
 
 
 def _repeated(work: Work, times: int) -> Work:

@@ -103,10 +103,10 @@ def _cpu_probes(config: PeaksConfig, cpus: Sequence[int]) -> Iterator[list[Probe
     threads, limit_bytes = len(cpus), int(_MEMORY_SHARE * memory.available_bytes())
     levels = MemoryLevels.of(cpus)
     memory_bytes = bandwidth.largest_of_a_thread(levels, threads, limit_bytes)
-    with closing(bandwidth.Crew(cpus, memory_bytes)) as crew:
+    with closing(bandwidth.ThreadTeam(cpus, memory_bytes)) as team:
         series = (*torch_series(threads), *_onnx_series(threads))
         yield [
-            *bandwidth.probes(crew, levels, threads=threads, limit_bytes=limit_bytes),
+            *bandwidth.probes(team, levels, threads=threads, limit_bytes=limit_bytes),
             *(probe for one in series for probe in one.probes(config.gemm_sizes)),
         ]
 

@@ -204,8 +204,8 @@ class Bench:
             before = self.watch.snapshot(process.pid)
             reply = process.ask(do, doing, **arguments)
             seen = self.watch.between(before, self.watch.snapshot(process.pid))
-            crowded = at_once * self.settings[name].threads > len(os.sched_getaffinity(0))
-            causes = self.watch.disturbances(seen, crowded=crowded)
+            oversubscribed = at_once * self.settings[name].threads > len(os.sched_getaffinity(0))
+            causes = self.watch.disturbances(seen, oversubscribed=oversubscribed)
             self.watch.count(1, causes)
             if not causes:
                 return reply

@@ -188,7 +188,8 @@ class _Training:
         used = order[: self.steps_per_epoch * self.batch_size]
         to_come = torch.split(used, self.batch_size)[self.progress.step :]
         self.stopwatch.start()
-        with closing(self.train_set.stream(part for rows in to_come for part in self._parts(rows))) as images:
+        ahead = (part for rows in to_come for part in self._micro_batches(rows))
+        with closing(self.train_set.stream(ahead)) as images:
             for rows in to_come:
                 self._train_step(rows, images)
                 self.progress.step += 1
@@ -196,26 +197,26 @@ class _Training:
                 self._sync_stop_and_save()
 
     def _train_step(self, rows: Tensor, images: Iterator[Tensor]) -> None:
-        """One optimizer step with the images of `rows`, of which this worker takes its share in parts."""
+        """One optimizer step with the images of `rows`; this worker takes its share in micro-batches."""
         torch.manual_seed(self._seed("network", self.progress.step, self.group.rank))
         # The draws belong to the place in the whole batch, so that neither the number of workers nor that of
-        # parts changes what an image looks like.
+        # micro-batches changes what an image looks like.
         uniform = draw(len(rows), self._generator("augment", self.progress.step))
-        parts = list(zip(self._parts(rows), self._parts(uniform), strict=True))
+        micro_batches = list(zip(self._micro_batches(rows), self._micro_batches(uniform), strict=True))
         changed = [*self.learner.model.buffers(), self.sums]  # by each part, before the step is whole
-        before = [tensor.clone() for tensor in changed] if len(parts) > 1 else []
-        for number, (part, drawn) in enumerate(parts, start=1):
+        before = [tensor.clone() for tensor in changed] if len(micro_batches) > 1 else []
+        for number, (part, drawn) in enumerate(micro_batches, start=1):
             if number > 1:
                 self._sync_stop_and_save(undo=list(zip(changed, before, strict=True)))
             x = self._augmented(next(images), drawn)
             labels = self.train_set.labels[part.to(self.device)]
             self.stopwatch.lap("data")
-            share, last = 1 / len(parts), number == len(parts)
+            share, last = 1 / len(micro_batches), number == len(micro_batches)
             loss, correct = self.learner.accumulate_gradients(x, labels, share=share, last=last)
             self.sums += torch.stack([loss.double(), correct.double()])
         self.learner.step(self._learning_rate(self.progress.step))
 
-    def _parts(self, of_batch: Tensor) -> tuple[Tensor, ...]:
+    def _micro_batches(self, of_batch: Tensor) -> tuple[Tensor, ...]:
         """This worker's share of what there is for each image of a batch, in `accumulate` parts."""
         share = len(of_batch) // self.group.size
         mine = of_batch[self.group.rank * share : (self.group.rank + 1) * share]

@@ -24,17 +24,17 @@ _PRODUCT = re.compile(r"conv(?!ert)|gemm|matmul|matrixmultiply|mha|fullyconnecte
 
 @dataclass(frozen=True)
 class Tensor:
-    """An input or output of a layer. kind: as in "fp16"; empty if it is none that we know."""
+    """An input or output of a layer. dtype: as in "fp16"; empty if it is none that we know."""
 
     name: str
     shape: tuple[int, ...]
-    kind: str
+    dtype: str
     format: str  # the runtime's words for its type and layout
 
     @property
     def bytes(self) -> int:
         """Without what a layout fills channels up with; a dimension of -1 is the batch, which is 1."""
-        return math.prod(max(1, size) for size in self.shape) * ITEMSIZE.get(self.kind, 4)
+        return math.prod(max(1, size) for size in self.shape) * ITEMSIZE.get(self.dtype, 4)
 
 
 @dataclass(frozen=True)
@@ -113,12 +113,12 @@ def _precision(layer: FusedLayer, *, multiplies: bool) -> Precision:
     """A product multiplies what comes in; all else is as wide as what it gives."""
     tensors = layer.inputs if multiplies else layer.outputs
     kinds: dict[str, Precision] = {"fp16": "fp16", "bf16": "bf16", "int8": "int8"}
-    return kinds.get(tensors[0].kind, "fp32") if tensors else "fp32"
+    return kinds.get(tensors[0].dtype, "fp32") if tensors else "fp32"
 
 
 def _role(layer: FusedLayer) -> Role:
     """Of a layer without arithmetic."""
-    fed, given = ({tensor.kind for tensor in side} for side in (layer.inputs, layer.outputs))
+    fed, given = ({tensor.dtype for tensor in side} for side in (layer.inputs, layer.outputs))
     if ("int8" in fed) != ("int8" in given):
         return "conversion"
     return "layout" if layer.type in _COPIES else ""
@@ -129,7 +129,7 @@ def _notes(timed: Sequence[FusedLayer], layers: Sequence[Layer], nodes: Mapping[
     tensors = {tensor for one in timed for tensor in (*one.inputs, *one.outputs)}
     uncounted = {
         "tensors of unknown types count 4 bytes an element": sorted(
-            tensor.name for tensor in tensors if not tensor.kind
+            tensor.name for tensor in tensors if not tensor.dtype
         ),
         "operations without known shapes are not counted": [
             name for name, node in nodes.items() if node.flops is None

@@ -101,14 +101,14 @@ class Watch:
             throttled=(after.throttled_s - before.throttled_s) / wall_s,
         )
 
-    def disturbances(self, seen: Slice, *, crowded: bool = False) -> list[str]:
+    def disturbances(self, seen: Slice, *, oversubscribed: bool = False) -> list[str]:
         """Why what was timed meanwhile does not count; empty if it does.
 
-        crowded: the engine has more threads at work than there are CPUs. They wait for each other, which is
-        its own matter, so it counts only where others had the CPUs, too.
+        oversubscribed: the engine has more threads at work than there are CPUs. They wait for each other,
+        which is its own matter, so it counts only where others had the CPUs, too.
         """
         waited = seen.waited > self.limits.max_waited
-        by_others = not crowded or seen.others > self.limits.max_waited
+        by_others = not oversubscribed or seen.others > self.limits.max_waited
         return [WAITED] * (waited and by_others) + self.disturbances_outside(seen)
 
     def disturbances_outside(self, seen: Slice) -> list[str]:

@@ -238,7 +238,7 @@ def test_what_was_measured_before_a_disturbance_counts(digits_bench: MakeBench) 
     bench = digits_bench(config, "fp32/onnx")
     quiet_slices = 1 + ROUNDS + 3 + ROUNDS  # a trial, the closed loop, three trials, SingleStream
 
-    def disturbances(_: Slice, *, crowded: bool = False) -> list[str]:
+    def disturbances(_: Slice, *, oversubscribed: bool = False) -> list[str]:
         if bench.watch.slices <= quiet_slices:
             return []
         bench.deadline_s = 0.0  # the hog stays for as long as there is time

@@ -69,8 +69,8 @@ def test_threads_that_wait_for_each_other_are_their_own_matter(watch: Watch) -> 
     alone = watch.between(QUIET, later(waited=waited))
     beside = watch.between(QUIET, later(waited=waited, busy_s=51.0 + 0.5 * CPUS))
     assert watch.disturbances(alone) == [WAITED]
-    assert watch.disturbances(alone, crowded=True) == []
-    assert watch.disturbances(beside, crowded=True) == [WAITED]
+    assert watch.disturbances(alone, oversubscribed=True) == []
+    assert watch.disturbances(beside, oversubscribed=True) == [WAITED]
 
 
 def test_only_what_was_disturbed_is_counted_as_dropped(watch: Watch) -> None:

@@ -363,7 +363,7 @@ def test_fp32_in_int8_on_a_gpu(on_gpu: OnGpu) -> None:
 def test_conversions_and_copies_on_a_gpu(on_gpu: OnGpu) -> None:
     found = on_gpu(25, 20, 20, 10, 20, 3, 2)
     assert found["quantize-dequantize"] == (
-        "25 % of the time goes into numbers on their way between fp32 and int8 (1 Reformat)"
+        "25 % of the time goes into conversions between fp32 and int8 (1 Reformat)"
     )
     assert found["layout"] == "10 % of the time only changes the layout of activations (1 Reformat)"
     assert not {"quantize-dequantize", "layout"} & set(on_gpu(1, 40, 40, 1, 40, 3, 2))

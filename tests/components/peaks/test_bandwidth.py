@@ -14,8 +14,8 @@ import pytest
 from hpml.artifacts.peaks import BandwidthPoint
 from hpml.components.peaks.bandwidth import (
     ARRAYS,
-    Crew,
     Kernel,
+    ThreadTeam,
     call_of,
     largest_of_a_thread,
     probes,
@@ -80,7 +80,7 @@ def test_numpy_lets_go_of_the_gil_in_every_dot() -> None:
 
 
 def test_each_thread_of_a_crew_has_a_cpu_and_aligned_memory_of_its_own() -> None:
-    with closing(Crew(CPUS, 64 * KIB)) as made:
+    with closing(ThreadTeam(CPUS, 64 * KIB)) as made:
         seen: dict[int, set[int]] = {}
         tasks = [
             lambda index=index: seen.update({index: os.sched_getaffinity(0)}) for index in range(len(CPUS))
@@ -93,17 +93,17 @@ def test_each_thread_of_a_crew_has_a_cpu_and_aligned_memory_of_its_own() -> None
 
 
 def test_a_crew_is_timed_from_the_first_start_to_the_last_end() -> None:
-    with closing(Crew([CPUS[0]] * 2, KIB)) as made:
+    with closing(ThreadTeam([CPUS[0]] * 2, KIB)) as made:
         naps = [lambda: time.sleep(0.05), lambda: time.sleep(0.15)]
         assert 0.15 <= made.seconds(naps) < 10
         assert threading.active_count() > 2
     before = threading.active_count()
-    with closing(Crew([CPUS[0]] * 2, KIB)):
+    with closing(ThreadTeam([CPUS[0]] * 2, KIB)):
         pass
     assert threading.active_count() == before, "no thread is left"
 
 
-def measured(made: Crew, levels: MemoryLevels, limit_bytes: int) -> dict[tuple[str, int], float | str]:
+def measured(made: ThreadTeam, levels: MemoryLevels, limit_bytes: int) -> dict[tuple[str, int], float | str]:
     asked = list(probes(made, levels, threads=len(made.memory), limit_bytes=limit_bytes))
     timed, reasons = prepare(asked)
     found: dict[tuple[str, int], float | str] = {}
@@ -122,7 +122,7 @@ def small_machine() -> MemoryLevels:
 
 def test_every_kernel_is_measured_with_every_working_set(small_machine: MemoryLevels) -> None:
     limit_bytes = 2**30
-    with closing(Crew(CPUS[:1], largest_of_a_thread(small_machine, 1, limit_bytes))) as made:
+    with closing(ThreadTeam(CPUS[:1], largest_of_a_thread(small_machine, 1, limit_bytes))) as made:
         found = measured(made, small_machine, limit_bytes)
     assert {size for _, size in found} == set(small_machine.working_sets(1))
     assert {kernel for kernel, _ in found} == {"triad", "dot", "copy"}
@@ -135,7 +135,7 @@ def test_every_kernel_is_measured_with_every_working_set(small_machine: MemoryLe
 
 def test_a_working_set_that_memory_has_no_room_for_is_not_measured(small_machine: MemoryLevels) -> None:
     limit_bytes = 200 * KIB
-    with closing(Crew(CPUS[:1], largest_of_a_thread(small_machine, 1, limit_bytes))) as made:
+    with closing(ThreadTeam(CPUS[:1], largest_of_a_thread(small_machine, 1, limit_bytes))) as made:
         found = measured(made, small_machine, limit_bytes)
     for (_, size), rate in found.items():
         assert (size > limit_bytes) == (isinstance(rate, str) and rate.startswith("too large: "))
@@ -143,7 +143,7 @@ def test_a_working_set_that_memory_has_no_room_for_is_not_measured(small_machine
 
 def test_a_call_that_costs_more_than_its_work_is_not_taken_for_bandwidth() -> None:
     """192 bytes a call: nothing can be read off that."""
-    with closing(Crew(CPUS[:1], 64 * KIB)) as made:
+    with closing(ThreadTeam(CPUS[:1], 64 * KIB)) as made:
         found = measured(made, MemoryLevels({1: 1024}, "made up"), 768)
     assert {rate for (_, size), rate in found.items() if size == 256} != set()
     for (kernel, size), rate in found.items():
