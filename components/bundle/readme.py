@@ -150,10 +150,12 @@ def _in_python(contents: Contents) -> str:
     if contents.target.is_standalone:
         return _in_python_alone(contents)
     threads = contents.settings.threads if contents.settings else 1
+    extras = ",".join(filter(None, ("stages", contents.target.extra)))
     return f"""\
 In Python
 
-The project that built the engine (`pip install hpml-pipeline`) loads it, on the hardware it is bound to.
+The project that built the engine (`pip install 'hpml-pipeline[{extras}]'`) loads it, on the hardware it is
+bound to.
 
 ```python
 import json
@@ -291,6 +293,11 @@ Triton serves all versions (`version_policy` in `config.pbtxt`): this one is
 def _from_the_registry(contents: Contents) -> str:
     name, number, file = contents.version.model_name, contents.version.version, contents.spec.file
     sha256 = contents.engine.manifest.files[file].sha256
+    used = (
+        "Then serve that file in way 1 or 2."
+        if contents.target.triton_platform
+        else "Then load it as in way 1: `folder` takes the place of the engine's folder there."
+    )
     return f"""\
 From the model registry
 
@@ -308,5 +315,5 @@ if hashlib.sha256(engine.read_bytes()).hexdigest() != "{sha256}":
 print(engine)
 ```
 
-Then serve that file in way 1 or 2.
+{used}
 """

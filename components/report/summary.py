@@ -43,7 +43,7 @@ def markdown(title: str, figures: Mapping[str, Any]) -> str:
 
 def _conditions(measured: MeasurementsSpec) -> str:
     """What the figures are of, where it was noted."""
-    mixed, conditions = over_the_mixture(measured.states), measured.conditions
+    mixed, conditions = over_the_mixture(measured), measured.conditions
     told = [f"p50 and speed-up are {mixed}" if mixed else ""]
     told.append(f"{undisturbed(conditions)} slices were undisturbed" if conditions.slices else "")
     return "".join(f" {sentence(one)}" for one in told if one)
@@ -55,7 +55,7 @@ def _doubts(figures: Mapping[str, Any], measured: MeasurementsSpec) -> list[str]
     told = [f"**Not verified:** {_text(goal)}." for goal in verdict.get("unverified", ())]
     if measured.incomplete:
         told.append(
-            f"**Not all is measured:** {_text(measured.incomplete)}. "
+            f"**Not all is measured:** {_text(measured.incomplete.removeprefix('not measured: '))}. "
             f"`{COMPLETION}`, with the name of the run for RUN, goes on where measuring stopped."
         )
     return [line for one in told for line in (one, "")]

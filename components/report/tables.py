@@ -43,7 +43,7 @@ def tiles(content: Content) -> list[tuple[str, ...]]:
     """What stands out of the chosen engine: a figure, what it is of, and what is said below."""
     measurements, name = content.measurements, content.decision.chosen or ""
     engine, best, states = measurements.engines[name], measurements.best_fp32, measurements.states
-    settings, mixed = settings_of(engine), over_the_mixture(states)
+    settings, mixed = settings_of(engine), over_the_mixture(measurements)
     speeds = ("speedup_vs_reference", "speedup_vs_best_fp32")
     of_reference, of_best = (in_each_state(engine, speed, states).split("; ") for speed in speeds)
     shown = [

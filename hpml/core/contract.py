@@ -122,8 +122,21 @@ def _unusable(value: Any) -> Iterator[str]:
             yield f"{shown}: {shortened(item)!r} holds a character that UTF-8 cannot encode"
 
 
+# What to write in YAML, where pydantic speaks of Python's types.
+_WANTED = {
+    "tuple_type": "a list, such as [a, b]",
+    "list_type": "a list, such as [a, b]",
+    "dict_type": "keys with values, such as {key: value}",
+    "model_type": "keys with values, such as {key: value}",
+    "model_attributes_type": "a name, or keys with values, such as {key: value}",
+}
+
+
 def _explain(error: ValidationError, expected: Any) -> str:
     problems = error.errors(include_url=False)
+    inner = {problem["loc"][:-1] for problem in problems}
+    # Of a list whose items are wrong pydantic also says that too few of them are right.
+    problems = [one for one in problems if one["type"] != "too_short" or one["loc"] not in inner]
     return _listed([_explain_one(problem, expected) for problem in problems[:_SHOWN]], len(problems))
 
 
@@ -146,7 +159,13 @@ def _explain_one(problem: Any, expected: Any) -> str:
         near = difflib.get_close_matches(tag[:80], allowed.split(", "), n=1)
         hint = f", did you mean {near[0]!r}?" if near else ""
         return f"{path}: {shortened(tag)!r} is unknown, allowed: {allowed}{hint}"
+    if problem["type"] == "too_short":
+        return (
+            f"{path}: at least {problem['ctx']['min_length']} needed, {problem['ctx']['actual_length']} given"
+        )
     given = problem.get("input")
+    if wanted := _WANTED.get(problem["type"]):
+        return f"{path}: it should be {wanted} (got {shortened(repr(given))})"
     shown = "" if isinstance(given, Mapping | list) else f" (got {shortened(repr(given))})"
     return f"{path}: {problem['msg'][0].lower()}{problem['msg'][1:]}{shown}"
 

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from hpml.artifacts.core_state import CoreState
 from hpml.artifacts.interval import Interval
-from hpml.artifacts.measurements import EngineFigures, StateFigures
+from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec, StateFigures
 from hpml.measuring.state_mixture import mixture, share
 from hpml.reporting.cells import Cell, Row, interval_cell, named, value_text
 from hpml.reporting.format import ABSENT, TIMES, bounds, plain
@@ -58,9 +58,10 @@ def in_each_state(engine: EngineFigures, figure: str, states: Sequence[CoreState
     )
 
 
-def over_the_mixture(states: Sequence[CoreState]) -> str:
-    """What the figures that stand for all are of; empty where the cores were at one distance."""
-    told = mixture(states)
+def over_the_mixture(measured: MeasurementsSpec) -> str:
+    """What the figures that stand for all are of; empty without any, or with the cores at one distance."""
+    quoted = any(engine.latency_ms_p50 for engine in measured.engines.values())
+    told = mixture(measured.states) if quoted else ""
     return f"over the mixture seen: {told}" if told else ""
 
 

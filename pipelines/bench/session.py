@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import sys
 import tempfile
@@ -316,7 +317,7 @@ def facts(record: BenchRecord) -> dict[str, str]:
     devices = {name: subject.device for name, subject in record.subjects.items()}
     return {
         "measured at": record.created_at,
-        "command": " ".join(record.command),
+        "command": shlex.join(["hpml", *record.command]),
         "device": "; ".join(sorted(set(devices.values()))),
         **record.measurements.environment,
         **_in_words(record.libraries),

@@ -163,15 +163,15 @@ def _closing(record: BenchRecord) -> Iterator[str]:
         yield f"mJ: energy of a request at batch 1, {energy}."
     yield _conditions(measurements)
     if measurements.incomplete:
-        yield f"WARNING: not all is measured: {measurements.incomplete}."
+        yield f"WARNING: {measurements.incomplete}."
 
 
 def _states_in_words(measurements: MeasurementsSpec) -> Iterator[str]:
     """What stands for all, and the ratios in each state of the cores."""
     states = measurements.states
-    if not over_the_mixture(states):
+    if not over_the_mixture(measurements):
         return
-    yield f"p50 and x reference are {over_the_mixture(states)}. x reference in each state:"
+    yield f"p50 and x reference are {over_the_mixture(measurements)}. x reference in each state:"
     for name, engine in measurements.engines.items():
         told = in_each_state(engine, "speedup_vs_reference", states, unit="x")
         if told and name != measurements.reference:

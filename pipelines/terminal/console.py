@@ -165,7 +165,7 @@ def variants_in_words(measured: MeasurementsSpec) -> list[str]:
         "Second lines: 95 % intervals. x: how many times faster by p50 at batch 1 than "
         f"{measured.reference}{best}."
     ]
-    mixed, conditions = over_the_mixture(measured.states), measured.conditions
+    mixed, conditions = over_the_mixture(measured), measured.conditions
     if mixed:
         told.append(f"p50 and x are {mixed}; beside them what they are in each state of the cores.")
     if conditions.slices:

@@ -43,9 +43,8 @@ def show(home: Path, record: RunRecord, output: str) -> bool:
     elif measured and decision and output == "markdown":
         print(console.variants_markdown(measured.spec, decision))
         if measured.spec.incomplete:
-            print(
-                f"\nNot all is measured: {measured.spec.incomplete}. To complete it: hpml bench {record.id}"
-            )
+            lacking = measured.spec.incomplete.removeprefix("not measured: ")
+            print(f"\nNot all is measured: {lacking}. To complete it: hpml bench {record.id}")
     elif measured and decision:
         console.print_variants(measured.spec, decision)
         console.out.print(Text(decision.reason), soft_wrap=True)

@@ -13,7 +13,7 @@ from pydantic import ConfigDict, ValidationError
 from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.measurements import EngineSettings
 from hpml.core.contract import Config, validate
-from hpml.core.errors import StageFailed
+from hpml.core.errors import ConfigInvalid, StageFailed
 from hpml.measuring.subjects.base import Opened
 from hpml.measuring.subjects.tensors import FromOutside, Signature, Tensor, known_of_engine
 from hpml.targets import AnyTarget
@@ -51,8 +51,13 @@ class BundleSubject(FromOutside):
     folder: Path
 
     def signature(self, sizes: Mapping[str, int]) -> Signature:
-        """x_nchw, with a free batch."""
-        taken = self._bundle().engine.input
+        """x_nchw, with a free batch.
+
+        Raises ConfigInvalid as `_target` does.
+        """
+        bundle = self._bundle()
+        self._target(bundle)
+        taken = bundle.engine.input
         return Signature((Tensor(name=taken.name, position=0, dtype="float32", shape=taken.shape_chw),))
 
     def known(self) -> dict[str, Any]:
@@ -62,24 +67,17 @@ class BundleSubject(FromOutside):
     def open(self, *, threads: int, spinning: bool | None = None) -> Opened:
         """Check every file, then load the engine.
 
-        Raises StageFailed naming the file that is missing, changed, or not of the bundle, and for an engine
-        of another runtime than ONNX Runtime's: opening that can run code of the bundle's.
+        Raises StageFailed naming the file that is missing, changed, or not of the bundle; ConfigInvalid as
+        `_target` does.
         """
         bundle = self._bundle()
         _check_files(self.folder, bundle.files)
-        target: AnyTarget = validate(AnyTarget, bundle.engine.target, where="the target of the engine")
         unlisted = {bundle.file, bundle.golden.x, bundle.golden.logits} - bundle.files.keys()
         if unlisted:
             raise StageFailed(f"the bundle {self.folder} was changed", why=f"{min(unlisted)} has no digest")
-        if not target.is_standalone:
-            raise StageFailed(
-                f"the bundle {self.folder} has no engine of ONNX Runtime's",
-                why=f"its engine is {bundle.file} of target {target.target}",
-                fix="measure the engine of the run itself: RUN:VARIANT",
-            )
         file = self.folder / bundle.file
         engine = bundle.engine.model_copy(update={"file": file.name})
-        session = target.load(file.parent, engine, threads=threads, spinning=spinning)
+        session = self._target(bundle).load(file.parent, engine, threads=threads, spinning=spinning)
         return Opened(
             session.predict,
             self._x_nchw,
@@ -115,6 +113,21 @@ class BundleSubject(FromOutside):
         except (OSError, ValueError, ValidationError) as error:
             why = error if isinstance(error, OSError) else "it was changed, or is of another version"
             raise StageFailed(f"{self.folder / BUNDLE} cannot be read", why=str(why)) from None
+
+    def _target(self, bundle: _Bundle) -> AnyTarget:
+        """What built the engine.
+
+        Raises ConfigInvalid for one of another runtime than ONNX Runtime's: opening its engine can run code
+        of the bundle's.
+        """
+        target: AnyTarget = validate(AnyTarget, bundle.engine.target, where="the target of the engine")
+        if not target.is_standalone:
+            raise ConfigInvalid(
+                f"the bundle {self.folder} has no engine of ONNX Runtime's",
+                why=f"its engine is {bundle.file} of target {target.target}",
+                fix="measure the engine of the run itself: RUN:VARIANT",
+            )
+        return target
 
     def _x_nchw(self, arrays: Arrays) -> Any:
         return arrays[self.inputs[0].array]

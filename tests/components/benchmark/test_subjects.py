@@ -388,8 +388,14 @@ def test_a_bundle_that_was_changed_is_refused_before_it_is_loaded(
     bundle: Path, tamper: Callable[[Path], None], why: str
 ) -> None:
     tamper(bundle)
-    with pytest.raises(StageFailed, match=why):
+    with pytest.raises((StageFailed, ConfigInvalid), match=why):
         BundleSubject(folder=bundle).open(threads=1)
+
+
+def test_a_bundle_of_another_runtime_is_refused_before_a_worker_starts(bundle: Path) -> None:
+    name_another_target(bundle)
+    with pytest.raises(ConfigInvalid, match="no engine of ONNX Runtime's"):
+        BundleSubject(folder=bundle).signature({})
 
 
 def test_a_bundle_that_answers_otherwise_is_refused(bundle: Path) -> None:
