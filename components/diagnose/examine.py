@@ -24,7 +24,7 @@ from hpml.components.diagnose.rules import findings
 from hpml.components.diagnose.verdict import verdict
 from hpml.core import hardware
 from hpml.core.contract import Output, Result, validate
-from hpml.core.errors import HpmlError, Terminated
+from hpml.core.errors import ConfigInvalid, HpmlError, Terminated
 from hpml.targets import AnyTarget
 from hpml.tasks.images import load_split, to_x_nchw
 
@@ -97,7 +97,10 @@ def _why_not(name: str, engine: Artifact[EngineSpec], measured: MeasurementsSpec
         return f"not built: {spec.reason}"
     if figures is None or figures.latency_ms_p50 is None:
         return why_not_measured(figures, measured)
-    return _target(spec).unprofiled_reason(spec, engine.manifest.files)
+    try:
+        return _target(spec).unprofiled_reason(spec, engine.manifest.files)
+    except ConfigInvalid as error:  # of a target that is not here: the other engines are diagnosed
+        return str(error)
 
 
 def _target(engine: EngineSpec) -> AnyTarget:
@@ -144,6 +147,7 @@ def _profiled(
         return openvino_profile.profile(
             cast("OpenVinoSession", session), file, engine.spec.input, x_nchw, config=config
         )
+    assert target.profiler == "onnxruntime", target.profiler
     from hpml.components.diagnose.profilers import onnx_profile
     from hpml.targets.onnx_session import single_requests
 

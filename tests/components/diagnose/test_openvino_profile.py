@@ -64,3 +64,16 @@ def test_the_stage_diagnoses_it(make_engine: MakeEngine, run_diagnosis: Diagnose
     one = run_diagnosis({"fp32/openvino": engine}).engines["fp32/openvino"]
     assert (one.status, one.device) == ("diagnosed", "cpu")
     assert one.verdict and any(layer.kernel for layer in one.layers)
+
+
+def test_an_engine_of_a_target_that_is_not_here_leaves_the_others_diagnosed(
+    make_engine: MakeEngine, run_diagnosis: Diagnose
+) -> None:
+    engines = {
+        "fp32/tvm": make_engine(network(), target="tvm", identity={"device": "cpu of before"}),
+        "fp32/openvino": make_engine(network(), target="openvino"),
+    }
+    spec = run_diagnosis(engines, time_us={"fp32/tvm": 500.0})
+    assert spec.engines["fp32/openvino"].status == "diagnosed"
+    unknown = spec.engines["fp32/tvm"]
+    assert unknown.status == "not diagnosed" and "'tvm' is unknown, allowed: eager" in unknown.reason
