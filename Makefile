@@ -27,8 +27,9 @@ WITH_PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
 install = $(WITH_UV) $(1) || { echo "note: uv could not install this -> trying pip, with its own configuration" >&2; \
 	  $(WITH_PIP) $(1); }
 
-.PHONY: help setup torch run lint test test-all test-cluster test-cluster-kills test-gpu images \
-  kind-up kind-down mlflow measure measure-noise measure-states measure-bursts lock clean
+.PHONY: help setup torch run lint test test-slow test-all test-cluster test-cluster-kills test-deploy-kills \
+  test-gpu images kind-up kind-down mlflow measure measure-noise measure-states measure-bursts \
+  measure-large-dataset measure-serving test-kserve-client fuzz-serving lock clean
 
 help: ## what can be made
 	@grep -E '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | expand -t 20
@@ -63,9 +64,13 @@ test: lint ## lint, types, and the tests that are not slow: some minutes
 	$(SIDE_BY_SIDE) -m "not slow and not alone"
 	$(BIN)/pytest -m "alone and not slow"
 
-test-all: lint ## lint, types, and every test that runs on this machine; names the twenty that take longest
+test-slow: setup ## the tests that `make test` leaves out; names the twenty that take longest
+	$(SIDE_BY_SIDE) --durations 20 -m "slow and not alone"
+	$(BIN)/pytest -m "alone and slow"
+
+test-all: lint ## lint, types, and every test that runs on this machine, in one go: what they share is made once
 	$(SIDE_BY_SIDE) --durations 20 -m "not alone"
-	$(BIN)/pytest -m alone
+	$(BIN)/pytest -m "alone"
 
 lint: setup
 	$(BIN)/ruff check .
@@ -80,6 +85,9 @@ test-cluster: setup ## the tests on a cluster: KUBECONFIG says which; see docs/c
 
 test-cluster-kills: setup ## a worker of 20 trainings on that cluster is killed, deleted or evicted: 20 finishes?
 	HPML_TEST_CLUSTER=yes HPML_TEST_KILLS=20 $(BIN)/pytest tests/cluster/test_pytorchjob.py -k as_many_finishes_as_kills
+
+test-deploy-kills: setup ## 20 rollouts on that cluster are killed: is the next one right, and did no request fail?
+	HPML_TEST_CLUSTER=yes HPML_TEST_DEPLOY_KILLS=20 $(BIN)/pytest tests/cluster/test_deploy.py -k killed_at_random
 
 test-gpu: ## what the GPU path does on this machine, without a set-up: PYTHON=python3 with torch and numpy
 	@$(PYTHON) tests/gpu
@@ -109,6 +117,24 @@ measure-states: setup ## why rounds disagree: spinning threads, the distance of 
 measure-bursts: setup ## what bursts of other processes leave behind in the requests between them; after make run
 	$(BIN)/python -m tests.measure_bursts
 	$(BIN)/python -m tests.measure_bursts --settling-ms 0
+
+measure-large-dataset: setup ## what 8 GB of pictures take in a control group of 1.5 GiB; as root
+	$(BIN)/python -m tests.measure_large_dataset
+
+measure-serving: setup ## what hpml serve costs above its engine, and others beside it; after make run; PyPI for these
+	for peer in kserve mlserver litserve bentoml; do \
+	  [ -x runs/.serving-peers/$$peer/bin/python ] || { $(UV) venv -q runs/.serving-peers/$$peer \
+	    && $(UV) pip install -q --python runs/.serving-peers/$$peer/bin/python $$peer onnxruntime; } || exit 1; \
+	done
+	$(BIN)/python -m tests.measure_serving runs/latest/bundle
+
+test-kserve-client: setup ## KServe's own clients ask hpml serve; PyPI for these
+	[ -x runs/.serving-peers/kserve/bin/python ] || { $(UV) venv -q runs/.serving-peers/kserve \
+	  && $(UV) pip install -q --python runs/.serving-peers/kserve/bin/python kserve onnxruntime; }
+	$(BIN)/pytest tests/serving/test_kserve_client.py
+
+fuzz-serving: setup ## 100,000 requests that no client should send, to hpml serve; after make run
+	$(BIN)/python -m tests.fuzz_serving runs/latest/bundle
 
 lock: setup ## resolve the dependencies anew (torch is chosen per machine, so it is not in the lock)
 	$(UV) pip compile pyproject.toml --extra stages --extra data --extra dev --universal --upgrade \

@@ -42,7 +42,7 @@ from hpml.components.executor_input import ExecutorInput, Named, read_executor_i
 from hpml.core import hardware, memory
 from hpml.core.contract import Config, StageSignature, signature, validate
 from hpml.core.errors import ConfigInvalid, UsageError, explained
-from hpml.core.process import spin_briefly
+from hpml.core.process import import_paths, spin_briefly
 from hpml.io.overrides import with_overrides
 from hpml.steps import container
 from hpml.steps.job import Job, execute, load_run, run_job, stop_on_sigterm
@@ -52,7 +52,7 @@ from hpml.training.distributed import rank
 __all__ = ["STAGES", "Job", "about", "arguments_of", "execute", "main", "run_job", "source_digest"]
 
 _CODE = (".py", ".html", ".css")
-_LINKS = ("components", "pipelines")  # folders of hpml that a clone has beside it
+_LINKS = ("components", "pipelines", "serving")  # folders of hpml that a clone has beside it
 
 
 # ---------------------------------------------------------------------------------------------- command line
@@ -171,7 +171,7 @@ def parse(arguments: list[str]) -> Command:
         scratch=parsed.scratch,
         events=parsed.events,
         threads=parsed.threads,
-        import_paths=tuple(filter(None, os.environ.get("HPML_IMPORT_PATHS", "").split(os.pathsep))),
+        import_paths=import_paths(),
         left_out=_json("--left-out", parsed.left_out, dict[str, str]),
         **_json("--lineage", parsed.lineage, _Given).model_dump(),
     )

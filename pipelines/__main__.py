@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from hpml.core.errors import UsageError, explained
-from hpml.pipelines.commands import inspect_run, kubeflow, measure, run, workspace  # noqa: F401 (they register verbs)
+from hpml.pipelines.commands import chat, deploy, inspect_run, kubeflow, measure, run, serving, workspace  # noqa: F401 (they register verbs)
 from hpml.pipelines.commands.options import app
 
 # typer raises click's UsageError, its own copy of click's since 0.26; BadParameter is the public door to it.

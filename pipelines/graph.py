@@ -8,6 +8,7 @@ from hpml.components.benchmark import stage as benchmark
 from hpml.components.bundle import stage as bundle
 from hpml.components.compress import stage as compress
 from hpml.components.diagnose import stage as diagnose
+from hpml.components.evaluate import stage as evaluate
 from hpml.components.export import stage as export
 from hpml.components.peaks import stage as peaks
 from hpml.components.prepare import stage as prepare
@@ -40,6 +41,7 @@ def graph(step: Step[Handle], recipe: Recipe) -> None:
     measured = step(benchmark.run, recipe.benchmark, engines=engines, data=data)  # interleaved, once
     roofs = step(peaks.run, recipe.peaks)
     why = step(diagnose.run, recipe.diagnose, engines=engines, measured=measured, peaks=roofs, data=data)
+    tested = step(evaluate.run, recipe.goals, measured=measured, engines=engines, data=data)
     step(
         report.run,
         recipe.goals,
@@ -49,7 +51,8 @@ def graph(step: Step[Handle], recipe: Recipe) -> None:
         data=data,
         peaks=roofs,
         diagnosis=why,
+        evaluation=tested,
     )
     chosen = step(select.run, recipe.goals, measured=measured, engines=engines)
-    version = step(register.run, recipe.registry, engine=chosen, measured=measured)
-    step(bundle.run, recipe.bundle, engine=chosen, version=version)
+    version = step(register.run, recipe.registry, engine=chosen, measured=measured, evaluation=tested)
+    step(bundle.run, recipe.bundle, engine=chosen, version=version, evaluation=tested)

@@ -3,29 +3,33 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Self
 
-from pydantic import BaseModel, Field, StringConstraints, field_validator
+from pydantic import BaseModel, Field, StringConstraints, field_validator, model_validator
 
 from hpml.components.bundle.config import BundleConfig
 from hpml.components.compress import AnyMethod
 from hpml.components.diagnose.config import DiagnoseConfig
 from hpml.components.peaks.config import PeaksConfig
-from hpml.components.prepare.sources import AnySource
 from hpml.components.register.config import RegisterConfig
-from hpml.components.train.config import TrainConfig
+from hpml.components.train.config import ModelConfig, TrainConfig
 from hpml.core import regular_files, strict_yaml
 from hpml.core.contract import Config, validate
 from hpml.core.errors import ConfigInvalid
 from hpml.io.overrides import with_overrides
 from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.goals import Goals
+from hpml.models import ARCHITECTURES
 from hpml.pipelines.cluster.config import ClusterConfig
 from hpml.pipelines.engine.run_record import RunRecord
-from hpml.pipelines.retired import SECTIONS, drop_retired, rename_sections, tell, tell_renamed
+from hpml.pipelines.retired import RENAMED_KEYS, SECTIONS, drop_retired, rename_sections, tell, tell_renamed
 from hpml.targets import AnyTarget
+from hpml.tasks import AnySource
+from hpml.tasks.image_classification.augment_options import Augment
+from hpml.tasks.metric import Limits
 
 STORED = "recipe.yaml"  # in the folder of a run
 
@@ -55,6 +59,46 @@ class Recipe(Config):
     bundle: BundleConfig = BundleConfig()
     cluster: ClusterConfig = ClusterConfig()
 
+    @model_validator(mode="after")
+    def _fits_the_task(self) -> Self:
+        """What the data says: the network, whether rows can be augmented, the metrics if the task is ours."""
+        if self.train.augment != Augment() and not self.data.augments:
+            raise ValueError(f"train.augment: rows of {self.data.source} are not augmented; leave it out")
+        if "model" not in self.train.model_fields_set and not self.data.default_architecture:
+            raise ValueError("train.model is missing: your own task needs its own network")
+        ours, model = self.data.task_class.architectures, self.train.model.architecture
+        if "model" in self.train.model_fields_set and ours and model in ARCHITECTURES and model not in ours:
+            raise ValueError(
+                f"train.model: {model} is not for data of {self.data.source}; give one of {', '.join(ours)},"
+                " or your own as package.module:callable"
+            )
+        metrics = {one.name: one.limits for one in getattr(self.data.task_class, "metrics", ())}
+        if wrong := self.impossible(metrics):
+            raise ValueError("; ".join(wrong.values()))
+        return self
+
+    def impossible(self, metrics: Mapping[str, Limits]) -> dict[str, str]:
+        """Why what is asked of quality cannot be, by key. metrics: of the task; none: they are not known."""
+        if not metrics:
+            return {}
+        judged_by = self.goals.metric or next(iter(metrics))
+        asked = {f"train.required.{name}": name for name in self.train.required} | {"goals.metric": judged_by}
+        if unknown := {key: name for key, name in asked.items() if name not in metrics}:
+            known = ", ".join(metrics)
+            return {
+                key: f"{key}: the task has no metric {name!r}; give one of {known}"
+                for key, name in unknown.items()
+            }
+        found = {}
+        for name, value in self.train.required.items():
+            key = f"train.required.{name}"
+            if why := _beyond(metrics[name].least, value, metrics[name].most):
+                found[key] = f"{key}: {value:g} cannot be, {name} is {why}"
+        key, loss = "goals.max_quality_loss", self.goals.max_quality_loss
+        if why := _beyond(0.0, loss, metrics[judged_by].loss):
+            found[key] = f"{key}: {loss:g} allows any loss of {judged_by}; give {why}, such as 0.01"
+        return found
+
     @field_validator("targets")
     @classmethod
     def _named_once(cls, targets: tuple[AnyTarget, ...]) -> tuple[AnyTarget, ...]:
@@ -65,6 +109,15 @@ class Recipe(Config):
                 f"{twice} is there twice, and both would be called VARIANT/{twice}: take one out"
             )
         return targets
+
+
+def _beyond(least: float | None, value: float, most: float | None) -> str:
+    """From where to where `value` should be; empty if it is."""
+    if (least is None or value >= least) and (most is None or value <= most):
+        return ""
+    return " and ".join(
+        f"at {side} {bound:g}" for side, bound in (("least", least), ("most", most)) if bound is not None
+    )
 
 
 @dataclass(frozen=True)
@@ -100,6 +153,9 @@ def load(file: Path, overrides: tuple[str, ...] = (), *, say_retired: bool = Tru
         tell_renamed(renamed)
         tell(retired)
     recipe: Recipe = validate(Recipe, fields, where=str(file))
+    if "model" not in recipe.train.model_fields_set:
+        model = ModelConfig(architecture=recipe.data.default_architecture)
+        recipe = recipe.model_copy(update={"train": recipe.train.model_copy(update={"model": model})})
     if not recipe.registry.model_name:
         named = recipe.registry.model_copy(update={"model_name": recipe.name})
         recipe = recipe.model_copy(update={"registry": named})
@@ -107,13 +163,14 @@ def load(file: Path, overrides: tuple[str, ...] = (), *, say_retired: bool = Tru
 
 
 def _with_renamed_keys(overrides: tuple[str, ...]) -> tuple[tuple[str, ...], list[str]]:
-    """The overrides with the sections that they change by the names of now, and which had another."""
-    sections = [re.split(r"[.=]", override, maxsplit=1)[0] for override in overrides]
-    called = tuple(
-        SECTIONS.get(section, section) + override.removeprefix(section)
-        for section, override in zip(sections, overrides, strict=True)
-    )
-    return called, [section for section in sections if section in SECTIONS]
+    """The overrides with the keys that they change by the names of now, and which sections had another."""
+    called, sections = [], []
+    for override in overrides:
+        key, separator, value = override.partition("=")
+        section, dot, rest = RENAMED_KEYS.get(key, key).partition(".")
+        called.append(SECTIONS.get(section, section) + dot + rest + separator + value)
+        sections += [section] if section in SECTIONS else []
+    return tuple(called), sections
 
 
 def load_of_run(home: Path, record: RunRecord, overrides: tuple[str, ...] = ()) -> LoadedRecipe:

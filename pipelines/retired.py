@@ -29,6 +29,10 @@ KEYS: Mapping[str, str] = {  # of a recipe -> what took its place
     "benchmark.images_per_round": _SLICES,
 }
 SECTIONS: Mapping[str, str] = {"ceilings": "peaks", "deploy": "bundle"}  # of a recipe -> as called now
+RENAMED_KEYS: Mapping[str, str] = {  # of a recipe; in its file the configs take them
+    "goals.max_accuracy_drop": "goals.max_quality_loss",
+    "train.min_accuracy": "train.required.accuracy_top1",
+}
 OPTIONS: Mapping[str, str] = {  # of the command
     "--allow-noise": _ONLY_UNDISTURBED,
     "--requests": _SLICES,

@@ -12,6 +12,19 @@ from pathlib import Path
 
 RECIPE = Path(__file__).parent / "chain_recipe.yaml"
 HPML = Path(sys.executable).with_name("hpml")
+# For another whole chain that is not about its figures, nor about how quiet the machine is.
+QUICK = [
+    word
+    for setting in (
+        "peaks={gemm_sizes: [64], rounds: 5, time_budget_s: 1, max_spread: 10}",
+        "diagnose.seconds=0.1",
+        "benchmark={rounds: 5, launches: 2, slice_ms: 2, precision: 0.9, batch_sizes: [1]}",
+        "benchmark.scenarios=[]",
+        "benchmark.concurrency=[]",
+        "benchmark.quiet={max_waited: 1000000, max_stolen: 1000000}",
+    )
+    for word in ("--set", setting)
+]
 
 # In a network namespace of its own: a loopback, and a default route to nowhere over a pair of interfaces.
 # Every attempt to reach anything, a name server included, is at least an ARP packet that the pair counts.

@@ -18,11 +18,11 @@ from moto.server import ThreadedMotoServer
 from hpml.artifacts.dataset import DatasetSpec, SplitSpec
 from hpml.artifacts.folder import Artifact, Lineage, open_artifact, seal_artifact
 from hpml.artifacts.model import ArchitectureSpec, ModelSpec
-from hpml.artifacts.model_input import InputSpec
 from hpml.components.__main__ import Job, execute
 from hpml.core.contract import Config, signature
 from hpml.core.process import spin_briefly
 from hpml.pipelines.__main__ import main
+from hpml.tasks.image_classification.task import ImageClassification
 from tests.chain import Chain, run_chain
 
 # Where tests are started in the background (nohup, a shell's &), Ctrl-C is ignored by whatever they start.
@@ -149,29 +149,31 @@ def _runner(root: Path) -> RunStage:
 
 @pytest.fixture(scope="session")
 def digits_data(tmp_path_factory: pytest.TempPathFactory) -> Artifact[DatasetSpec]:
-    """scikit-learn's 8x8 handwritten digits: 1437 train rows, 360 test rows."""
+    """scikit-learn's 8x8 handwritten digits: 1257 train rows, 360 validation rows, 180 test rows."""
     from sklearn.datasets import load_digits
 
     bunch = load_digits()
     images = (bunch.images * (255 / 16)).round().astype(np.uint8)[..., None]
     labels = bunch.target.astype(np.int64)
-    is_test = np.arange(len(labels)) % 5 == 0
+    number = np.arange(len(labels))
+    is_validation, is_test = number % 5 == 0, number % 10 == 1
+    is_train = ~is_validation & ~is_test
     place = tmp_path_factory.mktemp("digits")
     splits = {}
-    for split, rows in (("train", ~is_test), ("test", is_test)):
+    for split, rows in (("train", is_train), ("validation", is_validation), ("test", is_test)):
         np.save(place / f"{split}_images.npy", images[rows])
         np.save(place / f"{split}_labels.npy", labels[rows])
         counts = np.bincount(labels[rows], minlength=10)
         splits[split] = SplitSpec(rows=int(rows.sum()), class_counts=tuple(int(count) for count in counts))
-    scaled = images[~is_test] / 255
-    spec = DatasetSpec(
+    scaled = images[is_train] / 255
+    task = ImageClassification(
         class_names=tuple("0123456789"),
         image_shape_hwc=(8, 8, 1),
-        splits=splits,
         mean=(float(scaled.mean()),),
         std=(float(scaled.std()),),
-        source="digits",
-        licence="BSD-3-Clause",
+    )
+    spec = DatasetSpec(
+        task=task.model_dump(mode="json"), splits=splits, source="digits", licence="BSD-3-Clause"
     )
     seal_artifact(place, spec=spec, metrics={}, lineage=LINEAGE)
     return open_artifact(place, kind="dataset")
@@ -186,40 +188,36 @@ def small_model(
     from torch.nn import functional
 
     from hpml import models
-    from hpml.tasks.images import load_split, predict_split, to_x_nchw, top1_accuracy
+    from hpml.tasks import task_of
+    from hpml.training.loop import evaluate
 
     torch.manual_seed(0)
-    inputs = InputSpec(shape_chw=(1, 8, 8), mean=digits_data.spec.mean, std=digits_data.spec.std)
+    task = task_of(digits_data.spec.task)
     architecture = ArchitectureSpec(name="cnn", arguments={"width": 16})
-    model = models.build(architecture, in_channels=1, num_classes=10)
-    images, labels = load_split(digits_data, "train")
-    x, y = torch.from_numpy(to_x_nchw(images, inputs)), torch.from_numpy(labels)
+    model = models.build(architecture, task)
+    stored = {
+        name: torch.from_numpy(np.array(array)) for name, array in task.stored(digits_data, "train").items()
+    }
+    (x,) = task.training_features(stored)
     optimizer = torch.optim.AdamW(model.parameters(), lr=5e-3)
     for _ in range(8):
         for rows in torch.randperm(len(x)).split(64):
-            loss = functional.cross_entropy(model(x[rows]), y[rows])
+            loss = functional.cross_entropy(model(x[rows]), stored["labels"][rows])
             optimizer.zero_grad()
             loss.backward()
             optimizer.step()
     model.eval()
-
-    def predict(batch: np.ndarray) -> np.ndarray:
-        with torch.no_grad():
-            return model(torch.from_numpy(batch)).numpy()
-
-    test_images, test_labels = load_split(digits_data, "test")
-    accuracy = top1_accuracy(predict_split(predict, test_images, inputs), test_labels)
-    parameters, macs = models.count(model, inputs)
+    parameters, macs = models.count(model, task)
     place = tmp_path_factory.mktemp("small-model")
     models.save(model, place)
     (place / "history.json").write_text("[]")
     spec = ModelSpec(
         architecture=architecture,
-        input=inputs,
-        class_names=digits_data.spec.class_names,
+        task=digits_data.spec.task,
+        operations=task.operations(model),
         parameters=parameters,
         macs=macs,
-        accuracy_top1=accuracy,
+        quality=evaluate(model, digits_data),
     )
     seal_artifact(place, spec=spec, metrics={}, lineage=LINEAGE)
     return open_artifact(place, kind="model")

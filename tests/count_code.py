@@ -47,7 +47,7 @@ def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
     parser.add_argument("ref", nargs="?", help="a commit; by default the working tree")
-    parser.add_argument("--folder", nargs="+", default=["hpml", "components", "pipelines"])
+    parser.add_argument("--folder", nargs="+", default=["hpml", "components", "serving", "pipelines"])
     given = parser.parse_args()
     lines: Counter[str] = Counter()
     for name, source in _sources(given.ref, given.folder):

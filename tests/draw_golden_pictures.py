@@ -1,4 +1,4 @@
-"""Draws hpml/tasks/golden_pictures: one small picture for each way that a picture's file can be special.
+"""Draws the golden pictures of hpml/tasks/image_classification: one for each way that a file can be special.
 
     python -m tests.draw_golden_pictures FOLDER
 

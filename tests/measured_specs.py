@@ -14,6 +14,7 @@ from hpml.artifacts.measurements import (
     EngineFigures,
     EngineSettings,
     MeasurementsSpec,
+    OperationFigures,
     PairedRatio,
     StateFigures,
     Throughput,
@@ -76,14 +77,14 @@ def engine(name: str, *, shares: dict[str, float] = SHARES, **others: Any) -> En
         "size_bytes": size_bytes,
         "parameters": 700_000,
         "macs": 35_000_000,
-        "accuracy_top1": Interval(value=top1, low=top1 - 0.01, high=top1 + 0.008),
+        "quality": {"accuracy_top1": Interval(value=top1, low=top1 - 0.01, high=top1 + 0.008)},
         "settings": settings,
         "latency_ms_p50": around(p50_ms, 0.02),
         "latency_ms_p90": around(1.2 * far, 0.02),
         "latency_ms_p99": around(1.6 * far, 0.04),
         "states": _in_states(name),
         "throughput": tuple(
-            Throughput(batch=batch, images_per_s=around(900 * batch**0.3 / p50_ms, 0.02))
+            Throughput(batch=batch, rows_per_s=around(900 * batch**0.3 / p50_ms, 0.02))
             for batch in (1, 8, 32)
         ),
         "speedup_vs_reference": exactly(1.0) if name == REFERENCE else around(eager, 0.02),
@@ -97,7 +98,7 @@ def engine(name: str, *, shares: dict[str, float] = SHARES, **others: Any) -> En
 def untimed(name: str) -> EngineFigures:
     """An engine whose accuracy and size are known, and nothing of its speed."""
     known = engine(name)
-    kept = ("target", "precision", "methods", "size_bytes", "parameters", "macs", "accuracy_top1")
+    kept = ("target", "precision", "methods", "size_bytes", "parameters", "macs", "quality")
     return EngineFigures(
         status="not measured", reason=BUSY, **{field: getattr(known, field) for field in kept}
     )
@@ -164,6 +165,15 @@ def too_busy(**fields: Any) -> MeasurementsSpec:
         {name: untimed(name) for name in _ENGINES},
         **{"best_fp32": "", "conditions": conditions, "incomplete": f"latency: {BUSY}", **fields},
     )
+
+
+def two_operations(**fields: Any) -> MeasurementsSpec:
+    """A language model's: `decode`, and `prefill` of 128 tokens, where one engine was not timed."""
+    first, *others = _ENGINES
+    prefill = {name: engine(name, states=()) for name in (first, *others[:-1])}
+    prefill[others[-1]] = untimed(others[-1])
+    operation = OperationFigures(engines=prefill, unit="tokens", units_per_row=128)
+    return one_state(operation="decode", unit="tokens", operations={"prefill": operation}, **fields)
 
 
 def samples(rounds: int = 400, *, pause_s: float = 0.0) -> dict[str, np.ndarray]:

@@ -98,6 +98,74 @@ def write_text_model(file: Path, *, sequence: int | str | None = "seq") -> Path:
     return _save(graph, file)
 
 
+def write_transformer(
+    file: Path,
+    *,
+    vocabulary: int = 20,
+    inputs: tuple[str, ...] = ("input_ids", "attention_mask", "position_ids"),
+    ids: int = TensorProto.INT64,
+    scale: float = 1.0,
+) -> Path:
+    """A layer of attention over embeddings of 8 numbers, 16 positions at most; scale: of its logits.
+
+    Inputs (n, seq) in the order of `inputs`; outputs: logits (n, 3), their classes (n,), hidden (n, seq, 8).
+    """
+    file.parent.mkdir(parents=True, exist_ok=True)
+    rng = np.random.default_rng(0)
+    weights = {
+        "tokens": rng.standard_normal((vocabulary, 8)).astype(np.float32),
+        "positions": rng.standard_normal((16, 8)).astype(np.float32),
+        "qkv": rng.standard_normal((8, 24)).astype(np.float32),
+        "head": (scale * rng.standard_normal((8, 3))).astype(np.float32),
+        "one": np.float32([1]),
+        "hidden_score": np.float32([-1e9]),
+        "middle": np.array([1], np.int64),
+    }
+    make = helper.make_node
+    nodes = [
+        make("Gather", ["tokens", "input_ids"], ["embedded"]),
+        make("Gather", ["positions", "position_ids"], ["placed"]),
+        make("Add", ["embedded", "placed"], ["x"]),
+        make("MatMul", ["x", "qkv"], ["packed"]),
+        make("Split", ["packed"], ["q", "k", "v"], axis=2, num_outputs=3),
+        make("Transpose", ["k"], ["k_t"], perm=[0, 2, 1]),
+        make("MatMul", ["q", "k_t"], ["scores"]),
+        make("Cast", ["attention_mask"], ["mask"], to=TensorProto.FLOAT),
+        make("Sub", ["one", "mask"], ["padding"]),
+        make("Mul", ["padding", "hidden_score"], ["flat_bias"]),
+        make("Unsqueeze", ["flat_bias", "middle"], ["bias"]),
+        make("Add", ["scores", "bias"], ["biased"]),
+        make("Softmax", ["biased"], ["attention"]),
+        make("MatMul", ["attention", "v"], ["hidden"]),
+        make("ReduceMean", ["hidden", "middle"], ["pooled"], keepdims=0),
+        make("MatMul", ["pooled", "head"], ["logits"]),
+        make("ArgMax", ["logits"], ["class"], axis=1, keepdims=0),
+    ]
+    outputs = {"logits": ["n", 3], "class": ["n"], "hidden": ["n", "seq", 8]}
+    graph = helper.make_graph(
+        nodes,
+        "transformer",
+        [helper.make_tensor_value_info(name, ids, ["n", "seq"]) for name in inputs],
+        [
+            helper.make_tensor_value_info(
+                name, TensorProto.INT64 if name == "class" else TensorProto.FLOAT, shape
+            )
+            for name, shape in outputs.items()
+        ],
+        [numpy_helper.from_array(array, name) for name, array in weights.items()],
+    )
+    return _save(graph, file)
+
+
+def transformer_samples(rows: int = 6, *, seq: int = 7) -> dict[str, np.ndarray[Any, Any]]:
+    """Samples for `write_transformer` by the names of its inputs; the last two tokens are padding."""
+    ids = np.random.default_rng(1).integers(0, 20, (rows, seq))
+    mask = np.ones((rows, seq), np.int64)
+    mask[:, -2:] = 0
+    places = np.broadcast_to(np.arange(seq), (rows, seq))
+    return {"input_ids": ids, "attention_mask": mask, "position_ids": places}
+
+
 def write_endless(file: Path) -> Path:
     """A loop whose condition stays true: its first answer never comes."""
     body = helper.make_graph(

@@ -21,7 +21,7 @@ ROOT = Path(__file__).resolve().parents[1]
 def test_a_method_is_one_file_and_one_row(
     tmp_path: Path, small_model: Artifact[ModelSpec], digits_data: Artifact[DatasetSpec]
 ) -> None:
-    for package in ("components", "pipelines", "hpml"):
+    for package in ("components", "pipelines", "serving", "hpml"):
         ignored = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / package, tmp_path / package, symlinks=True, ignore=ignored)
     page = (ROOT / "docs" / "add-a-method.md").read_text()
@@ -54,7 +54,7 @@ def test_a_method_is_one_file_and_one_row(
     assert done.returncode == 0, done.stderr
     sparse = open_artifact(tmp_path / "sparse", kind="model")
     assert sparse.spec.methods == ("sparsify30",)
-    assert sparse.spec.accuracy_top1 > 0.8
+    assert sparse.spec.quality["accuracy_top1"] > 0.8
 
     variants = "{a: [{method: sparsify, share: 0.3}], b: [sparsfy]}"
     (tmp_path / "a.yaml").write_text(f"data: digits\nvariants: {variants}\n")

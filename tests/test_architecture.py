@@ -18,7 +18,7 @@ from hpml.components import STAGES
 ROOT = Path(__file__).resolve().parents[1]
 # The library, from the bottom up: each imports what stands before it.
 LIBRARY = (
-    *("core", "artifacts", "io", "tasks", "models", "training", "targets"),
+    *("core", "artifacts", "io", "data_files", "tasks", "models", "training", "targets"),
     *("measuring", "reporting", "steps"),
 )
 VENDOR = {"tensorrt", "openvino", "modelopt", "torch_pruning"}
@@ -81,7 +81,9 @@ def _imported(node: ast.Import | ast.ImportFrom) -> list[str]:
 
 @pytest.fixture(scope="module")
 def modules() -> list[Module]:
-    files = (file for top in ("hpml", "components", "pipelines") for file in (ROOT / top).rglob("*.py"))
+    files = (
+        file for top in ("hpml", "components", "serving", "pipelines") for file in (ROOT / top).rglob("*.py")
+    )
     return [Module(file) for file in sorted(files)]
 
 
@@ -99,11 +101,11 @@ def imports(modules: list[Module]) -> dict[str, set[str]]:
 
 
 def test_each_layer_imports_what_stands_below_it(imports: dict[str, set[str]]) -> None:
-    """`pipelines` on `components` on the library, the library in its order; a stage imports no other."""
+    """`pipelines` on `serving` on `components` on the library; a stage imports no other."""
 
     def height(module: str) -> int:
         folder = [*module.split("."), ""][1]
-        return [*LIBRARY, "components", "pipelines"].index(folder) if folder else -1
+        return [*LIBRARY, "components", "serving", "pipelines"].index(folder) if folder else -1
 
     forbidden = [
         f"{module} imports {other}"
@@ -112,6 +114,18 @@ def test_each_layer_imports_what_stands_below_it(imports: dict[str, set[str]]) -
         if height(other) > height(module)
     ]
     assert not forbidden
+
+
+def test_what_is_imported_of_ours_is_there(modules: list[Module]) -> None:
+    """An import in the body of a function fails only when that runs."""
+    names = {module.module for module in modules}
+    missing = [
+        module.at(one.line, one.name)
+        for module in modules
+        for one in module.imports
+        if one.package == "hpml" and not {one.name, one.name.rpartition(".")[0]} & names
+    ]
+    assert not missing
 
 
 def test_a_stage_imports_no_other(modules: list[Module]) -> None:
@@ -153,7 +167,8 @@ def test_no_two_names_differ_by_a_letter(modules: list[Module]) -> None:
 
     names = {module.file.stem for module in modules} | {module.file.parent.name for module in modules}
     found = {pair for pair in itertools.combinations(sorted(names), 2) if differ_by_a_letter(*pair)}
-    assert found <= {("model", "models")}  # the artifact, and the folder of architectures
+    # The artifact, and the folder of architectures; what a task is, and the folder of them.
+    assert found <= {("model", "models"), ("task", "tasks")}
 
 
 def test_no_module_is_imported_by_a_name_of_many(modules: list[Module]) -> None:
@@ -186,7 +201,7 @@ def test_few_components_read_the_environment(modules: list[Module]) -> None:
         "hpml/io/storage.py",
         "hpml/io/tracking.py",
         "hpml/core/process.py",
-        "components/bundle/standalone.py",  # a bundle's own script: it and the README turn telemetry off
+        "hpml/tasks/packaging/engine_script.py",  # of a bundle: it and the README turn telemetry off
         "components/bundle/readme.py",
         "hpml/training/distributed.py",
     }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import re
@@ -13,8 +14,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from hpml.data_files import chitchat
+from tests.chain import HPML, QUICK
+from tests.tasks.language_modeling.model_folders import write_folder
+
 ROOT = Path(__file__).resolve().parents[1]
-HPML = Path(sys.executable).with_name("hpml")
 
 
 def passage(name: str) -> str:
@@ -45,21 +49,16 @@ def folder(tmp_path: Path) -> Path:
     for kind in ("lying", "standing", "crossed"):
         place = tmp_path / "photos" / kind
         place.mkdir(parents=True)
-        for index in range(60):
+        for index in range(100):
             Image.fromarray(draw(kind, random)).save(place / f"{index:03}.png")
     (tmp_path / "recipe.yaml").write_text(passage("recipe"))
     (tmp_path / "mynets.py").write_text(passage("model"))
     return tmp_path
 
 
-def hpml(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
-    quick = ["rounds=5", "slice_ms=5", "precision=0.9", "batch_sizes=[1]", "scenarios=[]", "concurrency=[]"]
-    quick += [
-        "quiet={max_waited: 1000000, max_stolen: 1000000}"
-    ]  # what is tested is not how quiet the machine is
-    overrides = [part for item in quick for part in ("--set", f"benchmark.{item}")]
+def hpml(folder: Path, *arguments: str, recipe: str = "recipe.yaml") -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [str(HPML), "run", "recipe.yaml", "-o", "json", "--no-tracking", *overrides, *arguments],
+        [str(HPML), "run", recipe, "-o", "json", "--no-tracking", *QUICK, *arguments],
         cwd=folder,
         env={**os.environ, "HPML_HOME": str(folder / "runs")},
         capture_output=True,
@@ -75,7 +74,7 @@ def test_a_users_own_model_and_images_run_through_the_whole_chain(folder: Path) 
     assert first.returncode == 0, first.stderr
     answer = json.loads(first.stdout)
     assert answer["chosen"].endswith("/onnx")
-    assert answer["measurements"]["engines"][answer["chosen"]]["accuracy_top1"]["value"] > 0.6
+    assert answer["measurements"]["engines"][answer["chosen"]]["quality"]["accuracy_top1"]["value"] > 0.6
 
     photos = sorted(str(file) for file in folder.glob("photos/*/*.png"))
     served = [sys.executable, "-I", "bundle.py", "--json", *photos]
@@ -99,3 +98,34 @@ def test_a_users_own_model_and_images_run_through_the_whole_chain(folder: Path) 
 
     (folder / "photos" / "lying" / "000.png").unlink()
     assert json.loads(hpml(folder, "--only", "prepare").stdout)["steps"]["prepare"]["status"] == "done"
+
+
+@pytest.mark.slow  # a chain; tests/tasks/language_modeling/test_transformers_stages.py has its stages
+def test_a_model_of_transformers_runs_through_the_whole_chain_and_talks(tmp_path: Path) -> None:
+    write_folder(tmp_path / "smollm", max_position_embeddings=64)
+    lines = ["\n".join(turns) for turns in itertools.islice(chitchat.conversations(), 200)]
+    (tmp_path / "notes.txt").write_text("\n\n".join(lines))
+    (tmp_path / "smollm.yaml").write_text(passage("transformers"))
+    loose = ["targets=[{target: onnx, tolerance: {min_agreement: 0.5}}]", "goals.max_quality_loss=0.5"]
+    loose += [
+        "benchmark.launches=1",
+        "peaks={gemm_sizes: [64, 256], rounds: 5, time_budget_s: 3, max_spread: 10}",
+    ]
+    given = [part for item in loose for part in ("--set", item)]  # random weights decide next to nothing
+    ran = hpml(tmp_path, *given, recipe="smollm.yaml")
+    assert ran.returncode == 0, ran.stderr
+    bundle = Path(json.loads(ran.stdout)["bundle"])
+    assert "| trained from | smollm, licence not stated |" in (bundle / "README.md").read_text()
+
+    (tmp_path / "smollm").rename(tmp_path / "elsewhere")  # nothing after train needs it
+    talk = [str(HPML), "chat", "--max-tokens", "3"]
+    for partner in (str(bundle), "latest", "latest:fp32/eager"):
+        told = subprocess.run(
+            [*talk, partner],
+            input="hello\nhow are you?\n",
+            env={**os.environ, "HPML_HOME": str(tmp_path / "runs")},
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        assert len(told.stdout.splitlines()) == 2

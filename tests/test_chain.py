@@ -66,11 +66,16 @@ def test_what_it_found_is_whole_and_consistent(answer: dict[str, Any], hpml: Com
         if figures["status"] == "not built":
             assert name.endswith("tensorrt") and "GPU" in figures["reason"]
             continue
-        for figure in ("accuracy_top1", "latency_ms_p50", "speedup_vs_reference"):
-            interval = figures[figure]
+        known = figures["quality"] | {
+            figure: figures[figure] for figure in ("latency_ms_p50", "speedup_vs_reference")
+        }
+        for interval in known.values():
             assert interval["low"] <= interval["value"] <= interval["high"]
     assert engines["small-int8/onnx"]["size_bytes"] < engines["fp32/onnx"]["size_bytes"]
     assert answer["chosen"] in engines
+    tested = answer["evaluation"]
+    assert tested["engine"] == answer["chosen"] and tested["test_split"] == "once"
+    assert tested["quality"]["accuracy_top1"]["value"] > 0.5 and tested["rows"] > 0
     assert Path(answer["report"]).is_file()
     assert (Path(answer["bundle"]) / "bundle.json").is_file()
     assert set(step["status"] for step in answer["steps"].values()) == {"done"}

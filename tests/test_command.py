@@ -117,6 +117,7 @@ def test_init_writes_a_recipe_that_is_valid(hpml: Hpml, tmp_path: Path) -> None:
         "step": "prepare",
         "outcome": "would run",
         "reasons": ["this step has not been run before"],
+        "digest": "",
     }
 
 
@@ -178,7 +179,7 @@ def test_the_client_needs_no_torch(tmp_path: Path) -> None:
         answer = client(*arguments)
         assert answer.returncode == 0, answer.stderr
     plan = client("run", "mine.yaml", "--dry-run", "-o", "json")
-    assert plan.returncode == 3 and "scikit-learn, which ships the images, is not installed" in plan.stderr
+    assert plan.returncode == 3 and "scikit-learn, which ships the data, is not installed" in plan.stderr
     assert [item["step"] for item in json.loads(plan.stdout) if item["outcome"] == "would fail"] == [
         "prepare"
     ]

@@ -15,23 +15,17 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from tests.chain import QUICK
+
 ROOT = Path(__file__).parents[1]
 RECIPE = """\
 data: digits
 train: {model: cnn}
 goals: {max_accuracy_drop: 0.01}
 """
-QUICK = [
-    "train.epochs=1",
-    "train.model.arguments={width: 8}",
-    "peaks={gemm_sizes: [64], rounds: 5, time_budget_s: 1}",
-    "benchmark={rounds: 5, launches: 2, slice_ms: 2, precision: 0.9, batch_sizes: [1]}",
-    "benchmark.scenarios=[SingleStream]",
-    "benchmark.concurrency=[1]",
-    "benchmark.quiet={max_waited: 1000000, max_stolen: 1000000}",
-]
+SMALL = ["--set", "train.epochs=1", "--set", "train.model.arguments={width: 8}"]
 
-LINKS = ("components", "pipelines")  # in hpml, to folders beside it
+LINKS = ("components", "pipelines", "serving")  # in hpml, to folders beside it
 
 pytestmark = pytest.mark.slow
 
@@ -115,8 +109,7 @@ def test_three_lines_in_an_empty_folder_run_to_their_end(environment: Path, tmp_
     for absent in ("pytest", "kfp", "components", "pipelines"):  # it has what it asks for, and no more
         assert run(environment, tmp_path, "python", "-c", f"import {absent}").returncode == 1
     (tmp_path / "recipe.yaml").write_text(RECIPE)
-    settings = [word for setting in QUICK for word in ("--set", setting)]
-    done = run(environment, tmp_path, "hpml", "run", "recipe.yaml", *settings)
+    done = run(environment, tmp_path, "hpml", "run", "recipe.yaml", *SMALL, *QUICK)
     assert done.returncode == 0, done.stderr
     assert (tmp_path / "runs/latest/report/report.html").is_file()
     checked = run(environment, tmp_path, "python", "-I", str(tmp_path / "runs/latest/bundle/bundle.py"))

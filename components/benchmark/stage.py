@@ -17,7 +17,7 @@ def run(
     data: Artifact[DatasetSpec],
     out: Output,
 ) -> Result[MeasurementsSpec]:
-    """Time `engines` on test images of `data`.
+    """Time `engines` on validation rows of `data`.
 
     What the machine was too busy for is not measured, and the result incomplete; with `require_quiet` it is
     rejected. Rounds that an earlier attempt left in `out.scratch` count. Raises StageFailed that names the

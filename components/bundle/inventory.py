@@ -3,26 +3,27 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 
 from pydantic import JsonValue
 
 from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.evaluation import EvaluationSpec
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.measurements import EngineSettings
-from hpml.artifacts.model_input import PictureSpec
+from hpml.artifacts.operation import Operation
 from hpml.artifacts.registration import RegistrationSpec
 from hpml.components.bundle.config import BundleConfig
 from hpml.measuring.goals import DecisionRecord
 from hpml.targets import TARGETS, Target
+from hpml.tasks import task_of
+from hpml.tasks.golden import golden_file
+from hpml.tasks.packaging.base import Packaging
 
 SCRIPT = "bundle.py"
-GOLDEN = {"images": "golden_images_nhwc.npy", "x": "golden_x_nchw.npy", "logits": "golden_logits.npy"}
-PICTURES = "pictures.py"  # a copy of hpml/tasks/pictures.py
-GOLDEN_PICTURES = {"folder": "golden_pictures", "logits": "golden_picture_logits.npy"}
 TRITON_SCRIPT = "triton_repository.py"
 REQUIREMENTS = "requirements.txt"
-OUTPUT = "logits"
 
 
 @dataclass(frozen=True)
@@ -33,21 +34,22 @@ class Contents:
     engine: Artifact[EngineSpec]
     decision: DecisionRecord
     version: RegistrationSpec
+    evaluation: EvaluationSpec
 
     @property
     def spec(self) -> EngineSpec:
         """The engine's description."""
         return self.engine.spec
 
+    @cached_property
+    def packaging(self) -> Packaging:
+        """What is shipped of its task."""
+        return task_of(self.spec.task).packaging()
+
     @property
     def settings(self) -> EngineSettings | None:
         """What the engine was measured with; None if it was not, or runs on a GPU and not on threads."""
         return None if self.runs_on_gpu else self.decision.figures.settings
-
-    @property
-    def pictures(self) -> PictureSpec | None:
-        """How a picture's file becomes pixels; None if the data were prepared before that was noted."""
-        return self.spec.input.pictures
 
     @property
     def target_options(self) -> dict[str, JsonValue]:
@@ -64,16 +66,30 @@ class Contents:
         return TARGETS[str(self.spec.target["target"])].model_validate(self.target_options)
 
     @property
+    def triton_platform(self) -> str:
+        """What Triton calls such an engine; "" if it does not serve it: its models are of one graph."""
+        return "" if self.spec.graphs else self.target.triton_platform
+
+    @property
     def engine_folder(self) -> str:
         """Where the engine's files lie; for what Triton serves, a version in a model repository of its."""
-        if self.target.triton_platform:
+        if self.triton_platform:
             return f"model_repository/{self.version.model_name}/{self.version.version}"
         return "engine"
 
     @property
     def file(self) -> str:
-        """What the runtime opens."""
-        return f"{self.engine_folder}/{self.spec.file}"
+        """What the runtime opens, of several files that of the first operation."""
+        return self.file_of(self.spec.operations[0])
+
+    def file_of(self, operation: Operation) -> str:
+        """The file of the operation's graph."""
+        return f"{self.engine_folder}/{self.spec.graphs.get(operation.graph, self.spec.file)}"
+
+    def golden_file(self, operation: Operation, name: str) -> str:
+        """Where a golden input or output of an operation lies."""
+        folder = self.packaging.golden_folder
+        return f"{folder}/" * bool(folder) + golden_file(self.spec.operations, operation, name)
 
     @property
     def runs_on_gpu(self) -> bool:

@@ -1,46 +1,59 @@
-"""The README of a bundle: what it is, how it reads pictures, and the three ways to serve it."""
+"""The README of a bundle: what it is, what it takes, and the three ways to serve it."""
 
 from __future__ import annotations
 
 import textwrap
-from pathlib import Path
 
 from hpml.artifacts.interval import Interval
-from hpml.components.bundle.inventory import (
-    GOLDEN,
-    OUTPUT,
-    PICTURES,
-    REQUIREMENTS,
-    SCRIPT,
-    TRITON_SCRIPT,
-    Contents,
-)
+from hpml.artifacts.measurements import EngineFigures
+from hpml.artifacts.metric import MetricFacts
+from hpml.components.bundle.inventory import REQUIREMENTS, SCRIPT, TRITON_SCRIPT, Contents
 from hpml.measuring.goals import COMPLETION
+from hpml.tasks import task_of
+from hpml.tasks.drift.baseline import DRIFT_FILE
 
 
 def readme(contents: Contents) -> str:
     """The text of README.md. Its Python snippets run as they stand, in the bundle's folder."""
     ways = [_in_python(contents), _on_a_server(contents), _from_the_registry(contents)]
     numbered = [f"## {number}. {way}" for number, way in enumerate((way for way in ways if way), 1)]
-    return "\n".join([_head(contents), *_on_doubts(contents), _on_pictures(contents), *numbered])
+    script = SCRIPT if contents.target.is_standalone else ""
+    section = contents.packaging.section(contents.spec.operations, script=script)
+    return "\n".join([_head(contents), *_on_doubts(contents), section, *numbered])
 
 
 def _head(contents: Contents) -> str:
     spec, figures = contents.spec, contents.decision.figures
-    channels, height, width = spec.input.shape_chw
+    packaging, operation = contents.packaging, contents.spec.operations[0]
     settings = contents.settings or "not measured: those of its runtime's default"
     rows = [
         ("engine", f"{contents.decision.chosen}, {spec.precision}, {spec.size_bytes / 1e6:.3g} MB"),
         ("runs on", ", ".join(f"{name} {value}" for name, value in spec.identity.items())),
-        ("takes", f"images of {height} x {width} with {channels} channel{'s' * (channels > 1)}, uint8"),
-        ("gives", f"{len(spec.class_names)} logits, in the order of `class_names` in preprocessing.json"),
-        ("top-1 accuracy", _figure(figures.accuracy_top1, "")),
+        *([("trained from", spec.origin.in_words())] if spec.origin else []),
+        ("takes", packaging.takes(operation)),
+        ("gives", packaging.gives(operation)),
+        *(
+            (f"{metric.label}, {contents.evaluation.rows:,} test rows", _quality(contents, metric))
+            for metric in contents.evaluation.metrics
+        ),
         *([] if contents.runs_on_gpu else [("settings", str(settings))]),
-        ("latency p50, batch 1", _figure(figures.latency_ms_p50, " ms")),
-        ("latency p99, batch 1", _figure(figures.latency_ms_p99, " ms")),
+        *_latencies(figures, operation.name if contents.decision.operations else ""),
+        *(
+            row
+            for name, one in contents.decision.operations.items()
+            for row in _latencies(one.engines[contents.decision.chosen], name)
+        ),
     ]
     table = "\n".join(f"| {name} | {value} |" for name, value in rows)
     name, number = contents.version.model_name, contents.version.version
+    told = (
+        f"`preprocessing.json` {packaging.facts_in_words}, `bundle.json` what a server needs to know and the"
+        f" SHA-256 of every file, {packaging.samples_in_words} and the answers to expect."
+    )
+    if DRIFT_FILE in contents.engine.manifest.files:
+        told += f" `{DRIFT_FILE}` is what a server holds requests against, to notice drift."
+    if files := task_of(spec.task).files:
+        told += f" Files of the task: {', '.join(f'`{contents.engine_folder}/{name}`' for name in files)}."
     return f"""\
 # {name}, version {number}
 
@@ -50,10 +63,17 @@ def _head(contents: Contents) -> str:
 
 Latencies hold for the machine and the settings they were measured with. Chosen: {contents.decision.reason}.
 
-`preprocessing.json` says how pixels become the network's input, `bundle.json` what a server needs to know
-and the SHA-256 of every file, `{GOLDEN["images"]}` and `{GOLDEN["logits"]}` are sample images and the answers
-to expect.
+{textwrap.fill(told, 110)}
 {_self_check(contents)}"""
+
+
+def _latencies(figures: EngineFigures, operation: str) -> list[tuple[str, str]]:
+    """operation: "" where there is one."""
+    what = f" of `{operation}`" if operation else ""
+    return [
+        (f"latency {level}{what}, batch 1", _figure(getattr(figures, f"latency_ms_{level}"), " ms"))
+        for level in ("p50", "p99")
+    ]
 
 
 def _on_doubts(contents: Contents) -> list[str]:
@@ -67,9 +87,15 @@ def _on_doubts(contents: Contents) -> list[str]:
     if not said:
         return []
     said += f" `{COMPLETION}`, RUN being the run that made this bundle, completes the measurement."
-    if decision.unverified and contents.target.triton_platform:
+    if decision.unverified and contents.triton_platform:
         said += f" `{TRITON_SCRIPT}` refuses to place it until then, unless it is given `--unverified`."
     return [f"{textwrap.fill(said, 110)}\n"]
+
+
+def _quality(contents: Contents, metric: MetricFacts) -> str:
+    figure = contents.evaluation.quality[metric.name]
+    low, high = metric.in_words(figure.low), metric.in_words(figure.high)
+    return f"{metric.in_words(figure.value)} ({low} to {high})"
 
 
 def _figure(interval: Interval | None, unit: str) -> str:
@@ -81,68 +107,11 @@ def _figure(interval: Interval | None, unit: str) -> str:
 def _self_check(contents: Contents) -> str:
     if not contents.target.is_standalone:
         return ""
+    needed = contents.packaging.needs_in_words
     return f"""
-On the machine that will serve it, check it first. `{REQUIREMENTS}` has what it needs: numpy and onnxruntime,
-and Pillow if it is to read pictures.
+On the machine that will serve it, check it first. `{REQUIREMENTS}` has what it needs{needed}.
 
     python {SCRIPT}
-"""
-
-
-def _on_pictures(contents: Contents) -> str:
-    facts = contents.pictures
-    if facts is None:
-        return """\
-## Pictures
-
-This bundle takes pixels and no picture files: when its data were prepared, it was not noted how pictures are
-read.
-"""
-    colour = "grey (299 R + 587 G + 114 B) / 1000" if facts.mode == "L" else "RGB"
-    (height, width), (within_height, within_width) = facts.size_hw, facts.fit_within_hw
-    if facts.resize == "none":
-        size = f"All have to be {width} x {height} (width x height), as the training pictures were."
-    else:
-        size = (
-            f"Larger ones are shrunk in proportion into {within_width} x {within_height} (width x height,"
-            f" {facts.resampling.title()}), smaller ones are not enlarged, and black around makes them"
-            f" {width} x {height}."
-        )
-    if facts.data_from == "pictures":
-        origin = f"as the training pictures were, bit for bit where Pillow is {facts.pillow}"
-    else:
-        origin = (
-            "by convention: the training images came as arrays, not from files. Give pictures that look like"
-            " them"
-        )
-    told = (
-        f"`{PICTURES}` turns a {' or '.join(facts.formats)} file into pixels, {origin}. Pictures are turned"
-        f" upright by their EXIF tag, laid on black where they are transparent, and made {colour}. {size}"
-        " The facts are in preprocessing.json under `pictures`."
-    )
-    return f"""\
-## Pictures
-
-{textwrap.fill(told, 110)}
-{_pictures_alone() if contents.target.is_standalone else _pictures_elsewhere()}"""
-
-
-def _pictures_alone() -> str:
-    return f"""
-    python {SCRIPT} photo.jpg scan.png          the class of each, and its probability
-    python {SCRIPT} --json photo.jpg scan.png   the same for programs
-"""
-
-
-def _pictures_elsewhere() -> str:
-    return f"""
-```python
-import json, pathlib
-from {Path(PICTURES).stem} import read
-
-facts = json.load(open("preprocessing.json"))["pictures"]
-images_nhwc = read(pathlib.Path("photo.jpg"), facts)[None]
-```
 """
 
 
@@ -162,22 +131,20 @@ import json
 from pathlib import Path
 import numpy as np
 from hpml.artifacts.engine import EngineSpec
-from hpml.tasks.images import to_x_nchw
 from hpml.targets import TARGETS
 
 spec = EngineSpec.model_validate(json.loads(Path("bundle.json").read_text())["engine"])
 target = TARGETS[spec.target["target"]].model_validate(spec.target)
 session = target.load(Path("{contents.engine_folder}"), spec, threads={threads})
-images_nhwc = np.load("{GOLDEN["images"]}")  # or yours
-logits = session.predict(to_x_nchw(images_nhwc, spec.input))
-print([spec.class_names[row] for row in logits.argmax(axis=1)])
+{contents.packaging.inputs_code()}
+outputs = session.run(inputs, "{contents.spec.operations[0].name}")
+{contents.packaging.answers_code()}
 ```
 """
 
 
 def _in_python_alone(contents: Contents) -> str:
-    spec = contents.spec
-    reads = ' and `Model().read("photo.jpg")`, which gives images_nhwc of a picture'
+    usage = contents.packaging.usage_in_words(SCRIPT)
     return f"""\
 In Python, with ONNX Runtime
 
@@ -186,16 +153,14 @@ import json, os
 os.environ["ORT_DISABLE_TELEMETRY"] = "1"  # read when onnxruntime is imported
 import numpy as np, onnxruntime
 
-how = json.load(open("preprocessing.json"))
-images_nhwc = np.load("{GOLDEN["images"]}")  # or yours
-x = (images_nhwc / np.float32(255) - np.float32(how["mean"])) / np.float32(how["std"])
+{contents.packaging.inputs_code()}
 {_session(contents)}
-[logits] = session.run(["{OUTPUT}"], {{"{spec.input.name}": np.ascontiguousarray(x.transpose(0, 3, 1, 2))}})
-print([how["class_names"][row] for row in logits.argmax(axis=1)])
+names = [output.name for output in session.get_outputs()]
+outputs = dict(zip(names, session.run(names, inputs)))
+{contents.packaging.answers_code()}
 ```
 
-`{SCRIPT}` does the same and checks the files before it opens them: `python {SCRIPT} IMAGES.npy`, or
-`from bundle import Model`, `Model().predict(images_nhwc)`{reads if contents.pictures else ""}.
+`{SCRIPT}` does the same and checks the files before it opens them: {usage}.
 """
 
 
@@ -219,7 +184,15 @@ def _session(contents: Contents) -> str:
 def _on_a_server(contents: Contents) -> str:
     if not contents.target.triton_platform:
         return ""
-    name, spec = contents.version.model_name, contents.spec
+    if not contents.triton_platform:
+        files = " and ".join(contents.spec.graphs.values())
+        return f"""\
+On a server
+
+There is no model repository for NVIDIA Triton here: a model of its is one graph, and this engine has
+{len(contents.spec.graphs)}, {files}. Let a program serve it that opens it as in way 1.
+"""
+    name = contents.version.model_name
     gpus = " --gpus=all" if contents.runs_on_gpu else ""
     return f"""\
 On a server that speaks the Open Inference Protocol
@@ -249,20 +222,20 @@ Either answers requests like this:
 import json, urllib.request
 import numpy as np
 
-how = json.load(open("preprocessing.json"))
-images_nhwc = np.load("{GOLDEN["images"]}")  # or yours
-x = (images_nhwc / np.float32(255) - np.float32(how["mean"])) / np.float32(how["std"])
-x_nchw = x.transpose(0, 3, 1, 2)
-tensor = {{"name": "{spec.input.name}", "datatype": "FP32", "shape": x_nchw.shape}}
-tensor["data"] = x_nchw.ravel().tolist()
+{contents.packaging.inputs_code()}
+datatypes = {{one["name"]: one["datatype"] for one in json.load(open("bundle.json"))["inputs"]}}
+tensors = [
+    {{"name": name, "datatype": datatypes[name], "shape": array.shape, "data": array.ravel().tolist()}}
+    for name, array in inputs.items()
+]
 request = urllib.request.Request(
     "http://localhost:8000/v2/models/{name}/infer",
-    json.dumps({{"inputs": [tensor]}}).encode(),
+    json.dumps({{"inputs": tensors}}).encode(),
     {{"Content-Type": "application/json"}},
 )
-[output] = json.load(urllib.request.urlopen(request))["outputs"]
-logits = np.reshape(output["data"], output["shape"])
-print([how["class_names"][row] for row in logits.argmax(axis=1)])
+answer = json.load(urllib.request.urlopen(request))["outputs"]
+outputs = {{one["name"]: np.reshape(one["data"], one["shape"]) for one in answer}}
+{contents.packaging.answers_code()}
 ```
 """
 
@@ -291,13 +264,13 @@ Triton serves all versions (`version_policy` in `config.pbtxt`): this one is
 
 
 def _from_the_registry(contents: Contents) -> str:
-    name, number, file = contents.version.model_name, contents.version.version, contents.spec.file
-    sha256 = contents.engine.manifest.files[file].sha256
-    used = (
-        "Then serve that file in way 1 or 2."
-        if contents.target.triton_platform
-        else "Then load it as in way 1: `folder` takes the place of the engine's folder there."
-    )
+    name, number = contents.version.model_name, contents.version.version
+    files = list(contents.spec.graphs.values()) or [contents.spec.file]
+    digests = {file: contents.engine.manifest.files[file].sha256 for file in files}
+    if contents.triton_platform:
+        used = "Then serve that file in way 1 or 2."
+    else:
+        used = "Then load it as in way 1: `folder` takes the place of the engine's folder there."
     return f"""\
 From the model registry
 
@@ -309,10 +282,11 @@ import hashlib, pathlib
 import mlflow
 
 folder = pathlib.Path(mlflow.artifacts.download_artifacts("models:/{name}/{number}"))
-engine = folder / "{file}"
-if hashlib.sha256(engine.read_bytes()).hexdigest() != "{sha256}":
-    raise SystemExit(f"{{engine}} is not the engine of this bundle")
-print(engine)
+for name, sha256 in {digests}.items():
+    engine = folder / name
+    if hashlib.sha256(engine.read_bytes()).hexdigest() != sha256:
+        raise SystemExit(f"{{engine}} is not the engine of this bundle")
+    print(engine)
 ```
 
 {used}

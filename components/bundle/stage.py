@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from hpml.artifacts.bundle import BundleSpec
 from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.evaluation import EvaluationSpec
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.registration import RegistrationSpec
 from hpml.components.bundle.config import BundleConfig
@@ -15,6 +16,7 @@ def run(
     *,
     engine: Artifact[EngineSpec],
     version: Artifact[RegistrationSpec],
+    evaluation: Artifact[EvaluationSpec],
     out: Output,
 ) -> Result[BundleSpec]:
     """Write the bundle of `engine`, as select wrote it and register registered it as `version`.
@@ -25,4 +27,4 @@ def run(
     """
     from hpml.components.bundle.assemble import write_bundle
 
-    return write_bundle(config, engine, version, out)
+    return write_bundle(config, engine, version, evaluation, out)

@@ -16,16 +16,17 @@ from hpml.artifacts.model import ArchitectureSpec
 from hpml.components.compress import AnyMethod, DoesNotApply, Method
 from hpml.core.contract import validate
 from hpml.core.errors import HpmlError
-
-# Which layers a network has does not depend on these, and the data is not read yet.
-_IN_CHANNELS, _CLASSES = 3, 10
+from hpml.tasks import Task, task_of
 
 
-def why_not(architecture: ArchitectureSpec, methods: Iterable[Method]) -> list[str]:
-    """For each method why it does not apply to the architecture; empty where it does, or cannot be known."""
+def why_not(architecture: ArchitectureSpec, task: Task, methods: Iterable[Method]) -> list[str]:
+    """For each method why it does not apply to the architecture; empty where it does, or cannot be known.
+
+    task: may be a stand-in, as which layers a network has does not depend on the data.
+    """
     try:
         with torch.device("meta"):
-            network = models.build(architecture, in_channels=_IN_CHANNELS, num_classes=_CLASSES)
+            network = models.build(architecture, task)
     except HpmlError:  # of another kind of image, or with a mistake: training says which
         return ["" for _ in methods]
     return [_why_not(method, network) for method in methods]
@@ -40,11 +41,12 @@ def _why_not(method: Method, network: torch.nn.Module) -> str:
 
 
 def main() -> None:
-    """Answer {"architecture": ..., "methods": [...]} with a list of reasons, one a method."""
+    """Answer {"architecture": ..., "task": ..., "methods": [...]} with a list of reasons, one a method."""
     question = json.load(sys.stdin)
     architecture = ArchitectureSpec.model_validate(question["architecture"])
+    task = task_of(question["task"])
     methods: tuple[Method, ...] = validate(tuple[AnyMethod, ...], question["methods"], where="the methods")
-    print(json.dumps(why_not(architecture, methods)))
+    print(json.dumps(why_not(architecture, task, methods)))
 
 
 if __name__ == "__main__":

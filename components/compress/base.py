@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.model import QuantizationSpec
-from hpml.artifacts.model_input import InputSpec
 from hpml.core.contract import Config, Output
 from hpml.core.errors import ConfigInvalid
+from hpml.tasks import Task
 
 if TYPE_CHECKING:
     from torch import nn
@@ -30,7 +30,7 @@ class Network:
     """
 
     module: nn.Module
-    input: InputSpec
+    task: Task
     quantization: QuantizationSpec | None = None
     history: tuple[dict[str, float], ...] = ()
 

@@ -32,5 +32,5 @@ class Distill(Hyperparameters, Method):
         from hpml.training.losses import Distillation
 
         distillation = Distillation(teacher, temperature=self.temperature, weight=self.alpha)
-        fitted = fit(network.module, data, network.input, self, out, distillation)
+        fitted = fit(network.module, data, self, out, distillation)
         return replace(network, module=fitted.model, history=fitted.history)

@@ -36,5 +36,5 @@ class Prune(Criteria, Method):
         """The network with fewer channels. Raises ConfigInvalid if that cannot be done."""
         from hpml.components.compress.prune_channels import remove_channels
 
-        remove_channels(network.module, self, network.input, data)
+        remove_channels(network.module, network.task, self, data)
         return network

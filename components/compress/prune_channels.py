@@ -18,15 +18,15 @@ from torch import Tensor, nn
 
 from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.folder import Artifact
-from hpml.artifacts.model_input import InputSpec
 from hpml.components.compress.base import DoesNotApply
 from hpml.components.compress.layers import is_within, require_layers, require_prunable
 from hpml.components.compress.prune_options import Criteria
-from hpml.components.compress.training_sample import stratified_rows
+from hpml.core.batches import batches
 from hpml.core.errors import ConfigInvalid
 from hpml.models.channel_plan import SIZES
-from hpml.models.limits import users_code
-from hpml.tasks.images import batches, load_split, to_x_nchw
+from hpml.tasks import Task
+from hpml.tasks.judging import rows_of
+from hpml.tasks.users_code import users_code
 
 Scorer = Callable[[Any], Tensor]  # the importance of the channels of a group of Torch-Pruning
 
@@ -51,9 +51,7 @@ class Group:
         return sorted(place + block * size for block in range(self.blocks) for place in removed)
 
 
-def remove_channels(
-    network: nn.Module, config: Criteria, spec: InputSpec, data: Artifact[DatasetSpec]
-) -> None:
+def remove_channels(network: nn.Module, task: Task, config: Criteria, data: Artifact[DatasetSpec]) -> None:
     """Prune `network` in place.
 
     Raises DoesNotApply if it holds layers that cannot be pruned or does not run with fewer channels, and
@@ -61,11 +59,11 @@ def remove_channels(
     """
     require_prunable(network)
     require_layers(network, config.excluded_layers, where="prune.excluded_layers")
-    example = torch.zeros(1, *spec.shape_chw)
-    shape = network(example).shape
+    example = task.example(1)
+    shapes = _shapes(network(*example))
     with _foreign_code():
         graph = torch_pruning.DependencyGraph().build_dependency(network, example_inputs=example)
-    groups = _groups(network, graph, config, _importance(network, graph, config, spec, data))
+    groups = _groups(network, graph, config, _importance(network, graph, config, task, data))
     removed = [group.least_important(kept) for group, kept in zip(groups, _kept(groups, config), strict=True)]
     if not any(removed):
         raise ConfigInvalid(
@@ -78,8 +76,12 @@ def remove_channels(
             if channels:
                 remove = graph.get_pruner_of_module(group.root).prune_out_channels
                 graph.get_pruning_group(group.root, remove, channels).prune()
-        if network(example).shape != shape:
+        if _shapes(network(*example)) != shapes:
             raise ValueError("its output has another shape")
+
+
+def _shapes(outputs: Tensor | tuple[Tensor, ...]) -> list[torch.Size]:
+    return [tensor.shape for tensor in (outputs if isinstance(outputs, tuple) else (outputs,))]
 
 
 def _foreign_code() -> AbstractContextManager[None]:
@@ -93,11 +95,11 @@ def _foreign_code() -> AbstractContextManager[None]:
 
 
 def _importance(
-    network: nn.Module, graph: Any, config: Criteria, spec: InputSpec, data: Artifact[DatasetSpec]
+    network: nn.Module, graph: Any, config: Criteria, task: Task, data: Artifact[DatasetSpec]
 ) -> Scorer:
     """What scores the channels of a group, float (channels,)."""
     if config.importance == "taylor":
-        return _taylor_importance(graph, _logit_changes(network, config, spec, data))
+        return _taylor_importance(graph, _output_changes(network, config, task, data))
     score: Scorer = torch_pruning.importance.RandomImportance()
     if config.importance != "random":
         score = torch_pruning.importance.GroupMagnitudeImportance(p=1 if config.importance == "l1" else 2)
@@ -118,13 +120,13 @@ def _taylor_importance(graph: Any, changes: dict[nn.Module, Tensor]) -> Scorer:
     return score
 
 
-def _logit_changes(
-    network: nn.Module, config: Criteria, spec: InputSpec, data: Artifact[DatasetSpec]
+def _output_changes(
+    network: nn.Module, config: Criteria, task: Task, data: Artifact[DatasetSpec]
 ) -> dict[nn.Module, Tensor]:
-    """By layer, the squared change of the logits without each of its channels, to first order, over images.
+    """By layer, the squared change of the outputs without each of its channels, to first order, over rows.
 
-    The gates of Molchanov et al. 2019 (arXiv:1906.10771), on the logits in place of the loss, whose gradient
-    all but vanishes in a trained network. A random projection per image makes one backward pass enough.
+    The gates of Molchanov et al. 2019 (arXiv:1906.10771), on the outputs in place of the loss, whose gradient
+    all but vanishes in a trained network. A random projection per row makes one backward pass enough.
     """
     changes: dict[nn.Module, Tensor] = {}
 
@@ -138,13 +140,18 @@ def _logit_changes(
         output.register_hook(add)  # type: ignore[no-untyped-call]
 
     hooks = [layer.register_forward_hook(after) for layer in network.modules() if type(layer) in SIZES]
-    rows = list(stratified_rows(data, config.taylor_rows, config.seed))
-    images_nhwc, _ = load_split(data, "train")
+    rows = task.calibration_rows(data, config.taylor_rows, config.seed)
+    stored = task.stored(data, "train")
     random = torch.Generator().manual_seed(config.seed)
     for part in batches(len(rows), 64):
-        x = torch.from_numpy(to_x_nchw(images_nhwc[rows[part]], spec))
-        logits = network(x.requires_grad_())  # layers that the user froze have gates, too
-        logits.backward(torch.randn(logits.shape, generator=random))
+        arrays = rows_of(stored, rows[part])
+        features = task.training_features({name: torch.from_numpy(array) for name, array in arrays.items()})
+        for tensor in features:
+            if tensor.is_floating_point():
+                tensor.requires_grad_()  # layers that the user froze have gates, too
+        outputs = network(*features)
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        torch.autograd.backward(outputs, [torch.randn(output.shape, generator=random) for output in outputs])
     for hook in hooks:
         hook.remove()
     network.zero_grad(set_to_none=True)

@@ -18,26 +18,28 @@ if TYPE_CHECKING:
 
 
 class Quantize(Method):
-    """Weights int8 and symmetric, activations 8 bits in ranges calibrated on training images."""
+    """Weights int8 and symmetric, activations 8 bits in ranges calibrated on training data."""
 
     method: Literal["quantize"] = "quantize"
     weights: Literal["int8-per-channel", "int8-per-tensor"] = "int8-per-channel"
     activations: Literal["auto", "uint8", "int8"] = "auto"  # auto: the faster where the engine is built
     # minmax: all calibrated values fit; percentile: 99.999 % of them, outliers are clipped (and the exporter
-    # holds all activations of the calibration images in memory)
+    # holds all activations of the calibration rows in memory)
     calibration: Literal["minmax", "percentile"] = "minmax"
-    calibration_samples: int = Field(default=256, ge=1, le=65_536)  # training images, stratified by class
+    calibration_samples: int = Field(
+        default=256, ge=1, le=65_536
+    )  # rows of the train split, of images as many of each class as there are
     excluded_layers: tuple[str, ...] = ()  # stay fp32; a layer, or a module with all its layers
-    seed: int = Field(default=0, ge=0)  # of the draw of the calibration images
+    seed: int = Field(default=0, ge=0)  # of the draw of the calibration rows
 
     def apply(
         self, network: Network, teacher: nn.Module, data: Artifact[DatasetSpec], out: Output
     ) -> Network:
         """The network with its quantization spec. Raises ConfigInvalid for an unknown excluded layer."""
         from hpml.components.compress.layers import require_layers
-        from hpml.components.compress.training_sample import stratified_rows
 
         require_layers(network.module, self.excluded_layers, where="quantize.excluded_layers")
+        rows = network.task.calibration_rows(data, self.calibration_samples, self.seed)
         return replace(
             network,
             quantization=QuantizationSpec(
@@ -45,7 +47,7 @@ class Quantize(Method):
                 weights=self.weights,
                 activations=self.activations,
                 calibration=self.calibration,
-                calibration_rows=stratified_rows(data, self.calibration_samples, self.seed),
+                calibration_rows=tuple(rows.tolist()),
                 excluded_layers=self.excluded_layers,
             ),
         )

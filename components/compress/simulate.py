@@ -15,7 +15,8 @@ from torch import Tensor, nn
 
 from hpml.artifacts.model import QuantizationSpec
 from hpml.components.compress.layers import is_within
-from hpml.tasks.images import batches
+from hpml.core.batches import batches
+from hpml.tasks.effective_bits import effective_bits
 
 PERCENTILE = 99.999  # of the calibrated values, as ONNX Runtime's percentile calibration has it
 _BINS = 2048
@@ -36,6 +37,11 @@ class _Observed:
     def count(self, x: Tensor) -> None:
         self.histogram += torch.histc(x, _BINS, self.low, self.high)
 
+    def rounded(self, x: Tensor) -> Tensor:
+        """`x` on the 256 steps of the range."""
+        scale = max((self.high - self.low) / 255, 1e-12)
+        return torch.fake_quantize_per_tensor_affine(x, scale, round(-self.low / scale), 0, 255)
+
     def clip(self) -> None:
         """Narrow the range to PERCENTILE of the counted values."""
         share = self.histogram.cumsum(0) / self.histogram.sum()
@@ -46,8 +52,18 @@ class _Observed:
         self.low, self.high = min(low, 0.0), max(high, 0.0)
 
 
-def simulate_int8(network: nn.Module, spec: QuantizationSpec, calibration_x_nchw: Tensor) -> nn.Module:
-    """A copy of `network` whose convolutions and linear layers compute as if in int8."""
+def simulate_int8(
+    network: nn.Module,
+    spec: QuantizationSpec,
+    calibration: tuple[Tensor, ...],
+    *,
+    least_bits: float = 0.0,
+) -> nn.Module:
+    """A copy of `network` whose convolutions and linear layers compute as if in int8.
+
+    calibration: arguments of the network, for the rows that say how far its layers' inputs reach. least_bits:
+    layers whose inputs would keep fewer stay as they are; see `hpml.tasks.effective_bits`.
+    """
     simulated = copy.deepcopy(network).eval()
     layers = {
         name: layer
@@ -55,12 +71,15 @@ def simulate_int8(network: nn.Module, spec: QuantizationSpec, calibration_x_nchw
         if isinstance(layer, _LAYERS) and not is_within(name, spec.excluded_layers)
     }
     observed = {name: _Observed() for name in layers}
-    _feed(simulated, layers, calibration_x_nchw, lambda name, x: observed[name].widen(x))
+    _feed(simulated, layers, calibration, lambda name, x: observed[name].widen(x))
     if spec.calibration == "percentile":
-        _feed(simulated, layers, calibration_x_nchw, lambda name, x: observed[name].count(x))
+        _feed(simulated, layers, calibration, lambda name, x: observed[name].count(x))
         for ranges in observed.values():
             ranges.clip()
-    folded = _folded_norms(simulated, calibration_x_nchw[:1])
+    if least_bits:
+        kept = _bits_kept(simulated, layers, observed, calibration)
+        layers = {name: layer for name, layer in layers.items() if kept[name] >= least_bits}
+    folded = _folded_norms(simulated, tuple(tensor[:1] for tensor in calibration))
     with torch.no_grad():
         for name, layer in layers.items():
             layer.weight.copy_(_quantized_weight(layer, folded.get(layer), spec))
@@ -70,22 +89,44 @@ def simulate_int8(network: nn.Module, spec: QuantizationSpec, calibration_x_nchw
 
 @torch.no_grad()
 def _feed(
-    network: nn.Module, layers: Mapping[str, nn.Module], x_nchw: Tensor, see: Callable[[str, Tensor], None]
+    network: nn.Module,
+    layers: Mapping[str, nn.Module],
+    features: tuple[Tensor, ...],
+    see: Callable[[str, Tensor], None],
 ) -> None:
-    """Run `network` over `x_nchw`; `see` gets the name and the input of each of `layers`."""
+    """Run `network` over `features`; `see` gets the name and the input of each of `layers`."""
 
     def hook_of(name: str) -> Callable[[nn.Module, tuple[Tensor, ...]], None]:
         return lambda _layer, inputs: see(name, inputs[0])
 
     hooks = [layer.register_forward_pre_hook(hook_of(name)) for name, layer in layers.items()]
-    for part in batches(len(x_nchw), 32):
-        network(x_nchw[part])
+    for part in batches(len(features[0]), 32):
+        network(*(tensor[part] for tensor in features))
     for hook in hooks:
         hook.remove()
 
 
+def _bits_kept(
+    network: nn.Module,
+    layers: Mapping[str, nn.Module],
+    observed: Mapping[str, _Observed],
+    features: tuple[Tensor, ...],
+) -> dict[str, float]:
+    """The effective bits that the inputs of each of `layers` keep."""
+    noise = {name: torch.zeros(2, dtype=torch.float64) for name in layers}
+
+    def see(name: str, x: Tensor) -> None:
+        error = observed[name].rounded(x) - x
+        signal, lost = (each.double().square().sum(dim=-1) for each in (x, error))
+        shares = lost[signal > 0] / signal[signal > 0]
+        noise[name] += torch.stack([shares.sum(), torch.ones_like(shares).sum()])
+
+    _feed(network, layers, features, see)
+    return {name: effective_bits(float(shares / rows.clamp(min=1))) for name, (shares, rows) in noise.items()}
+
+
 @torch.no_grad()
-def _folded_norms(network: nn.Module, x_nchw: Tensor) -> dict[nn.Module, nn.BatchNorm2d]:
+def _folded_norms(network: nn.Module, features: tuple[Tensor, ...]) -> dict[nn.Module, nn.BatchNorm2d]:
     """The batch norm that directly follows a convolution: an exporter folds it into the weights."""
     made: dict[int, tuple[nn.Module, Tensor]] = {}  # holds the tensors, so that no id is used twice
     folded: dict[nn.Module, nn.BatchNorm2d] = {}
@@ -104,7 +145,7 @@ def _folded_norms(network: nn.Module, x_nchw: Tensor) -> dict[nn.Module, nn.Batc
         for layer in network.modules()
         if isinstance(layer, nn.Conv2d | nn.BatchNorm2d)
     ]
-    network(x_nchw)
+    network(*features)
     for hook in hooks:
         hook.remove()
     return folded
@@ -131,10 +172,8 @@ def _quantized_weight(layer: nn.Module, norm: nn.BatchNorm2d | None, spec: Quant
 
 def _input_quantizer(observed: _Observed) -> Callable[[nn.Module, tuple[Tensor, ...]], tuple[Tensor, ...]]:
     """A hook that rounds a layer's input to 256 steps of its calibrated range."""
-    scale = max((observed.high - observed.low) / 255, 1e-12)
-    zero_point = round(-observed.low / scale)
 
     def quantize(_layer: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor, ...]:
-        return (torch.fake_quantize_per_tensor_affine(inputs[0], scale, zero_point, 0, 255), *inputs[1:])
+        return (observed.rounded(inputs[0]), *inputs[1:])
 
     return quantize

@@ -12,9 +12,12 @@ from hpml.components.compress import AnyMethod, DoesNotApply, Network
 from hpml.core.atomic_files import write_text_atomic
 from hpml.core.contract import Output, Result
 from hpml.core.errors import StageFailed
+from hpml.tasks import task_of
 
 if TYPE_CHECKING:
-    from torch import nn
+    from torch import Tensor, nn
+
+    from hpml.tasks.base import Outputs
 
 
 def run(
@@ -36,7 +39,7 @@ def run(
 
     if model.spec.status == "not built":
         return _not_built(config, model.spec, model.spec.reason)
-    before = Network(models.load(model), model.spec.input, model.spec.quantization)
+    before = Network(models.load(model), task_of(model.spec.task), model.spec.quantization)
     try:
         config.check(before.module)
         after = config.apply(before, models.load(teacher), data, out)
@@ -49,11 +52,15 @@ def run(
     spec = _describe(config, model.spec, after)
     rebuilt = models.load_weights(models.rebuild(spec), out.path / models.WEIGHTS).eval()
     _require_equal(after.module, rebuilt, data, spec)
-    spec = spec.model_copy(update={"accuracy_top1": _accuracy_top1(rebuilt, data, spec)})
+    spec = spec.model_copy(update={"quality": _quality(rebuilt, data, spec)})
     metrics = {
-        f"{name}_{when}": getattr(described, field)
-        for name, field in (("parameters", "parameters"), ("macs", "macs"), ("accuracy", "accuracy_top1"))
+        f"{name}_{when}": value
         for when, described in (("before", model.spec), ("after", spec))
+        for name, value in {
+            "parameters": described.parameters,
+            "macs": described.macs,
+            **described.quality,
+        }.items()
     }
     return Result(spec, metrics)
 
@@ -68,7 +75,7 @@ def _not_built(config: AnyMethod, model: ModelSpec, reason: str) -> Result[Model
                 "reason": reason,
                 "parameters": 0,
                 "macs": 0,
-                "accuracy_top1": 0.0,
+                "quality": {},
             }
         )
     )
@@ -80,7 +87,7 @@ def _describe(config: AnyMethod, model: ModelSpec, after: Network) -> ModelSpec:
     from hpml.models.channel_plan import channel_plan, layer_sizes
 
     built = models.rebuild(model.model_copy(update={"channel_plan": None}))
-    parameters, macs = models.count(after.module, model.input)
+    parameters, macs = models.count(after.module, after.task)
     return model.model_copy(
         update={
             "methods": (*model.methods, config.label),
@@ -97,34 +104,45 @@ def _require_equal(
 ) -> None:
     import torch
 
-    from hpml.tasks.images import load_split, to_x_nchw
+    from hpml.tasks.judging import rows_of
 
-    images_nhwc, _ = load_split(data, "test")
-    x_nchw = torch.from_numpy(to_x_nchw(images_nhwc[:32], spec.input))
+    task = task_of(spec.task)
+    stored = rows_of(task.stored(data, "validation"), slice(32))
+    features = task.training_features({name: torch.from_numpy(array) for name, array in stored.items()})
     with torch.inference_mode():
-        difference = float((written.eval()(x_nchw) - rebuilt(x_nchw)).abs().max())
+        answers = [_as_tuple(network(*features)) for network in (written.eval(), rebuilt)]
+        difference = max(_share(one - other, one) for one, other in zip(*answers, strict=True))
     # Equal weights in another memory layout may be summed in another order.
     if not difference <= 1e-4:
         raise StageFailed(
             "the compressed network does not rebuild from its manifest",
-            why=f"its logits differ by {difference:.3g}",
+            why=f"its outputs differ by {difference:.3g} (of the largest, where that is more than 1)",
             fix="the method changed more than layer sizes and weights; report it",
         )
 
 
-def _accuracy_top1(network: nn.Module, data: Artifact[DatasetSpec], spec: ModelSpec) -> float:
-    """Top-1 on the test split, in simulated int8 if the network is to be quantized."""
+def _share(difference: Tensor, whole: Tensor) -> float:
+    """The largest difference, as a share of the largest output where that is more than 1."""
+    return float(difference.abs().max() / whole.abs().max().clamp(min=1))
+
+
+def _as_tuple(outputs: Outputs) -> tuple[Tensor, ...]:
+    return outputs if isinstance(outputs, tuple) else (outputs,)
+
+
+def _quality(network: nn.Module, data: Artifact[DatasetSpec], spec: ModelSpec) -> dict[str, float]:
+    """On the validation split, in simulated int8 if the network is to be quantized."""
     import torch
 
     from hpml.components.compress.simulate import simulate_int8
-    from hpml.tasks.images import load_split, to_x_nchw, top1_accuracy
+    from hpml.tasks.effective_bits import LEAST_BITS
+    from hpml.tasks.judging import rows_of
     from hpml.training.loop import evaluate
 
     if spec.quantization:
-        images_nhwc, _ = load_split(data, "train")
-        calibration_nhwc = images_nhwc[list(spec.quantization.calibration_rows)]
-        network = simulate_int8(
-            network, spec.quantization, torch.from_numpy(to_x_nchw(calibration_nhwc, spec.input))
-        )
-    _, labels = load_split(data, "test")
-    return top1_accuracy(evaluate(network, data, spec.input), labels)
+        task = task_of(spec.task)
+        rows = rows_of(task.stored(data, "train"), list(spec.quantization.calibration_rows))
+        features = task.training_features({name: torch.from_numpy(array) for name, array in rows.items()})
+        least_bits = LEAST_BITS if task.int8_operators else 0.0
+        network = simulate_int8(network, spec.quantization, features, least_bits=least_bits)
+    return evaluate(network, data)

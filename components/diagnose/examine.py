@@ -5,6 +5,7 @@ from __future__ import annotations
 import traceback
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, cast
 
 import numpy as np
@@ -26,13 +27,15 @@ from hpml.core import hardware
 from hpml.core.contract import Output, Result, validate
 from hpml.core.errors import ConfigInvalid, HpmlError, Terminated
 from hpml.targets import AnyTarget
-from hpml.tasks.images import load_split, to_x_nchw
+from hpml.targets.onnx_session import single_requests
+from hpml.tasks import task_of
+from hpml.tasks.judging import rows_of
 
 if TYPE_CHECKING:
-    from hpml.targets.openvino import OpenVinoSession
+    from hpml.targets.openvino import OpenVinoEngine
     from hpml.targets.tensorrt_engine import PlanSession
 
-_IMAGES = 32  # distinct test images that the requests cycle through
+_ROWS = 32  # distinct validation rows that the requests cycle through
 
 Engines = Mapping[str, Artifact[EngineSpec]]
 
@@ -124,34 +127,34 @@ def _profiled(
     data: Artifact[DatasetSpec],
     out: Output,
 ) -> Profile:
-    images_nhwc, _ = load_split(data, "test")
-    rows = np.linspace(0, len(images_nhwc) - 1, min(_IMAGES, len(images_nhwc))).astype(int)
-    x_nchw = to_x_nchw(images_nhwc[rows], engine.spec.input)
+    task, operation = task_of(engine.spec.task), engine.spec.operations[0]
+    split = task.stored(data, "validation")
+    rows = data.spec.split("validation").rows
+    stored = rows_of(split, np.linspace(0, rows - 1, min(_ROWS, rows)).astype(int))
     target = _target(engine.spec)
     session = target.load(engine.path, engine.spec, threads=threads)  # refuses what this machine cannot run
+    requests = single_requests(task.requests(session, stored, operation))
+    file = engine.path / (engine.spec.graphs or {operation.graph: engine.spec.file})[operation.graph]
     if target.profiler == "torch":
         from hpml.components.diagnose.profilers import torch_profile
 
-        return torch_profile.profile(session, x_nchw, threads=threads, config=config)
+        answer = partial(session.run, operation=operation.name)
+        return torch_profile.profile(answer, requests, threads=threads, config=config)
     if target.profiler == "tensorrt":
         from hpml.components.diagnose.profilers import tensorrt_profile
         from hpml.targets.tensorrt import GRAPH
 
         return tensorrt_profile.profile(
-            cast("PlanSession", session), engine.path / GRAPH, engine.spec.input, x_nchw, config=config
+            cast("PlanSession", session), engine.path / GRAPH, requests, config=config
         )
     if target.profiler == "openvino":
         from hpml.components.diagnose.profilers import openvino_profile
 
-        file = engine.path / engine.spec.file
-        return openvino_profile.profile(
-            cast("OpenVinoSession", session), file, engine.spec.input, x_nchw, config=config
-        )
+        runtime = cast("OpenVinoEngine", session).sessions[operation.name]
+        return openvino_profile.profile(runtime, file, requests, config=config)
     assert target.profiler == "onnxruntime", target.profiler
     from hpml.components.diagnose.profilers import onnx_profile
-    from hpml.targets.onnx_session import single_requests
 
-    file, requests = engine.path / engine.spec.file, single_requests({engine.spec.input.name: x_nchw})
     return onnx_profile.profile(file, requests, threads=threads, config=config, scratch=out.scratch)
 
 
@@ -170,6 +173,7 @@ def facts_of(
     return replace(
         alone,
         spec=engines[name].spec,
+        unit=measured.unit,
         unquantized=_peer(name, engines, measured, without={"quantize"}) if "quantize" in methods else None,
         # Distilling changes weights and no shape.
         unpruned=_peer(name, engines, measured, without={"prune", "distill"}) if "prune" in methods else None,

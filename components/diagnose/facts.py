@@ -34,10 +34,10 @@ class Facts:
     spec: what it was built as; of a bare file, which does not say it, the figures stand in. time_us: p50 of
     the benchmark at batch 1, with `threads` threads while the cores were in `states`, nearest first. device:
     what it runs on, whose peaks the layers are under. peaks: the fastest GEMM of each precision, Gflop/s.
-    sign_rates: of an int8 GEMM with signed and with unsigned activations, Gflop/s. lanes: fp32 numbers in a
-    vector of this CPU; None on a GPU. unquantized: the engine of the same network before it was quantized;
-    unpruned: that of the network before channels were removed, in the same precision; both on the same
-    target.
+    unit: what the rows of requests are called. sign_rates: of an int8 GEMM with signed and with unsigned
+    activations, Gflop/s. lanes: fp32 numbers in a vector of this CPU; None on a GPU. unquantized: the engine
+    of the same network before it was quantized; unpruned: that of the network before channels were removed,
+    in the same precision; both on the same target.
     """
 
     name: str
@@ -53,6 +53,7 @@ class Facts:
     states: tuple[CoreState, ...]
     lanes: int | None
     peaks: Mapping[str, float]
+    unit: str = "samples"
     sign_rates: tuple[float, float] | None = None
     unquantized: Peer | None = None
     unpruned: Peer | None = None

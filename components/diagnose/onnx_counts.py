@@ -19,21 +19,80 @@ PRODUCTS = frozenset(
     {"Gemm", "FusedGemm", "MatMul", "FusedMatMul", "FusedMatMulActivation", "MatMulInteger", "QGemm"}
     | {"MatMulIntegerToFloat", "DynamicQuantizeMatMul", "QLinearMatMul"}
 )
-_WITH_WEIGHTS = CONVOLUTIONS | PRODUCTS | {"ConvTranspose", "Attention", "QAttention"}
+_PACKED_ATTENTION = frozenset({"Attention", "QAttention"})  # of com.microsoft: with the projections' weights
+_ATTENTION = _PACKED_ATTENTION | {
+    "MultiHeadAttention",
+    "GroupQueryAttention",
+    "DecoderMaskedMultiHeadAttention",
+}
+_RECURRENT = frozenset({"LSTM", "GRU", "RNN", "DynamicQuantizeLSTM"})
+_WITH_WEIGHTS = CONVOLUTIONS | PRODUCTS | _PACKED_ATTENTION | {"ConvTranspose", "MatMulNBits"}
+_OWN_GRAPHS = frozenset({"If", "Loop", "Scan"})
+# The inputs that are tables of which a node reads some rows only, as many as it gives out.
+_TABLES = {
+    "Gather": (0,),
+    "GatherElements": (0,),
+    "GatherND": (0,),
+    "GatherBlockQuantized": (0,),
+    "EmbedLayerNormalization": (2, 3, 4),
+    "QEmbedLayerNormalization": (2, 3, 4),
+}
 _WEIGHTS_FOURTH = frozenset({"QLinearConv", "QLinearMatMul", "QGemm"})  # behind x, its scale and zero point
 CONVERSIONS = frozenset({"QuantizeLinear", "DequantizeLinear", "DynamicQuantizeLinear"})
 _LAYOUT = frozenset({"ReorderInput", "ReorderOutput", "Transpose"})
 
 _VIEWS = frozenset({"Reshape", "Flatten", "Squeeze", "Unsqueeze", "Identity", "Shape"})  # move no data
-_MOVES = _LAYOUT | {"Cast", "Concat", "Expand", "Gather", "Pad", "Slice", "Split", "Tile", "QLinearConcat"}
-_PER_INPUT = frozenset({"ReduceMean", "ReduceSum", "ReduceMax", "GlobalAveragePool", "GlobalMaxPool"}) | {
-    "QLinearGlobalAveragePool"
-}
+_MOVES = (
+    _LAYOUT
+    | {
+        "Cast",
+        "Concat",
+        "Expand",
+        "Gather",
+        "Pad",
+        "Slice",
+        "Split",
+        "Tile",
+        "QLinearConcat",
+        "Where",
+        "Trilu",
+    }
+    | {
+        "GatherElements",
+        "GatherND",
+        "Scatter",
+        "ScatterElements",
+        "ScatterND",
+        "OneHot",
+        "NonZero",
+        "Compress",
+    }
+    | {"Range", "ConstantOfShape", "DepthToSpace", "SpaceToDepth", "ReverseSequence", "Constant"}
+)
+_PER_INPUT = frozenset(
+    {"ReduceMean", "ReduceSum", "ReduceMax", "ReduceMin", "ReduceProd", "ReduceL1", "ReduceL2"}
+    | {"ReduceSumSquare", "ReduceLogSumExp", "ArgMax", "ArgMin", "TopK"}
+    | {"GlobalAveragePool", "GlobalMaxPool", "QLinearGlobalAveragePool"}
+)
 # Operations on each element of the output, for what is more than one: a softmax subtracts the largest, takes
-# the exponential, adds up and divides; a normalisation takes a mean, a variance, scales and shifts.
+# the exponential, adds up and divides; a normalisation takes a mean, a variance, scales and shifts; what is
+# fused counts as its parts do.
 _PER_OUTPUT = {
     "Softmax": 5,
+    "LogSoftmax": 5,
     "QLinearSoftmax": 5,
+    "BiasSoftmax": 6,
+    "Gelu": 5,
+    "BiasGelu": 6,
+    "FastGelu": 8,
+    "QuickGelu": 3,
+    "RotaryEmbedding": 3,
+    "RMSNormalization": 5,
+    "SimplifiedLayerNormalization": 5,
+    "SkipSimplifiedLayerNormalization": 6,
+    "InstanceNormalization": 8,
+    "GroupNormalization": 8,
+    "EmbedLayerNormalization": 10,
     "LayerNormalization": 8,
     "SkipLayerNormalization": 9,
     "BatchNormalization": 2,
@@ -96,6 +155,8 @@ def flops(node: Node) -> int:
     if node.op in _VIEWS | _MOVES | CONVERSIONS or not node.outputs:
         return 0
     results = math.prod(node.outputs[0])
+    if node.op in _OWN_GRAPHS:
+        return 0
     if node.op in CONVOLUTIONS:
         return _convolution_flops(node)
     if node.op == "ConvTranspose":
@@ -103,7 +164,13 @@ def flops(node: Node) -> int:
     if node.op in PRODUCTS:
         inner = node.inputs[0][-2 if node.attributes.get("transA") else -1]
         return 2 * results * inner
-    if node.op in ("MultiHeadAttention", "Attention", "QAttention"):
+    if node.op == "MatMulNBits":
+        return 2 * results * int(node.attributes["K"])
+    if node.op == "Einsum":
+        return 2 * results * _summed(node)
+    if node.op in _RECURRENT:
+        return _recurrent_flops(node)
+    if node.op in _ATTENTION:
         return _attention_flops(node)
     if "Pool" in node.op and node.op not in _PER_INPUT:
         return results * int(math.prod(node.attributes.get("kernel_shape", ())))
@@ -121,15 +188,53 @@ def _convolution_flops(node: Node) -> int:
 
 
 def _attention_flops(node: Node) -> int:
-    """Scores and their product with the values; with packed weights also the three projections."""
-    batch, queries, hidden = node.outputs[0]
-    projections = 0
-    keys = queries
+    """Scores and their product with the values; with packed weights also the three projections.
+
+    Queries are (batch, queries, heads * size) or (batch, heads, queries, size), keys likewise; those of
+    before are (batch, heads, keys, size). Packed queries, keys and values count by the outputs.
+    """
+    values = math.prod(node.outputs[0])  # as many numbers as the queries have
     if node.weights:  # (input, 3 * hidden)
-        projections = 2 * batch * queries * math.prod(node.weights)
-    elif len(node.inputs) > 1 and len(node.inputs[1]) == 3:
-        keys = node.inputs[1][1]
-    return projections + 2 * 2 * batch * queries * keys * hidden
+        batch, queries, _ = node.outputs[0]
+        return 2 * batch * queries * math.prod(node.weights) + 2 * 2 * values * queries
+    given = [shape for shape in node.inputs[:2] if shape]
+    has_keys = len(given) > 1 and len(given[1]) in (3, 4)
+    asking = math.prod(given[0]) if has_keys else values
+    present = [shape for shape in node.outputs[1:] if len(shape) == 4]  # the keys, those of before included
+    keys = present[0][2] if present else given[1][-2] if has_keys else node.outputs[0][-2]
+    return 2 * keys * (asking + values)
+
+
+def _recurrent_flops(node: Node) -> int:
+    """The products of each step with the weights (directions, gates * hidden, ...) of input and state."""
+    steps_and_batch = math.prod(node.inputs[0][:2])
+    return 2 * steps_and_batch * sum(math.prod(shape[1:]) for shape in node.inputs[1:3]) * node.inputs[1][0]
+
+
+def _summed(node: Node) -> int:
+    """The elements over which an Einsum adds up: of the labels that its output lacks."""
+    equation = node.attributes["equation"]
+    left, arrow, right = (equation.decode() if isinstance(equation, bytes) else equation).partition("->")
+    sizes: dict[str, int] = {}
+    terms = left.replace(" ", "").split(",")
+    for term, shape in zip(terms, node.inputs, strict=False):
+        front, _, back = term.partition("...")
+        sizes |= dict(zip(front, shape, strict=False)) | dict(
+            zip(reversed(back), reversed(shape), strict=False)
+        )
+    lost = sizes.keys() - set(right) if arrow else {label for label in sizes if left.count(label) > 1}
+    return math.prod(sizes[label] for label in lost)
+
+
+def has_own_graph(op: str) -> bool:
+    """Whether `op` runs a graph of its own, whose operations are not counted."""
+    return op in _OWN_GRAPHS
+
+
+def tables_of(proto: onnx.NodeProto) -> frozenset[str]:
+    """The tensors of which a node reads only as much as it gives out, such as embeddings."""
+    places = _TABLES.get(proto.op_type, ())
+    return frozenset(proto.input[place] for place in places if place < len(proto.input))
 
 
 def channels(node: Node) -> Channels:
@@ -144,7 +249,7 @@ def channels(node: Node) -> Channels:
 
 def weights_of(proto: onnx.NodeProto) -> str:
     """The name of the tensor that a node takes for its weights; empty if there is none."""
-    if proto.op_type not in _WITH_WEIGHTS:
-        return ""
+    if proto.op_type not in _WITH_WEIGHTS or (proto.op_type in _PACKED_ATTENTION and not proto.domain):
+        return ""  # ONNX's own Attention has keys in that place
     index = 3 if proto.op_type in _WEIGHTS_FOURTH else 1
     return str(proto.input[index]) if index < len(proto.input) else ""

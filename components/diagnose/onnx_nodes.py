@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Container, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import onnx
+from numpy.typing import NDArray
 
-from hpml.artifacts.model_input import InputSpec
 from hpml.components.diagnose import onnx_counts
 from hpml.components.diagnose.layers import Channels
 from hpml.components.diagnose.onnx_counts import Node, Shape
+
+Feeds = Mapping[str, NDArray[Any]]  # input name -> array, the batch in front
 
 # What leaves a weight a weight: it reaches its node by way of these.
 _PASS_WEIGHTS_ON = frozenset({"QuantizeLinear", "DequantizeLinear", "Cast", "Identity", "Transpose"})
@@ -37,20 +41,35 @@ class GraphNode:
         return self.op in onnx_counts.CONVOLUTIONS or self.op in onnx_counts.PRODUCTS
 
 
-def read(file: Path, spec: InputSpec) -> dict[str, GraphNode]:
-    """The nodes of the graph in `file` by name, whose input is that of `spec`.
+def read(file: Path, request: Feeds) -> dict[str, GraphNode]:
+    """The nodes of the graph in `file` by name, as they are for a request: its inputs by name.
 
-    All inputs of the graph but that one are taken for weights.
+    All inputs of the graph that a request does not have are taken for weights.
     """
     model = onnx.load(file)
-    for end in (*model.graph.input, *model.graph.output):
-        for dimension in end.type.tensor_type.shape.dim:
-            if dimension.dim_param:
-                dimension.dim_value = 1  # the batch; nothing else is free
+    _fill_sizes(model.graph, request)
     graph = onnx.shape_inference.infer_shapes(model, data_prop=True).graph
     shapes = _shapes(graph)
-    roots = _constants(graph, spec.name)
+    roots = _constants(graph, request)
     return {node.name: _node(node, shapes, roots) for node in graph.node}
+
+
+def _fill_sizes(graph: onnx.GraphProto, request: Feeds) -> None:
+    """Give the free dimensions of the graph's ends the sizes that they have in `request`."""
+    sizes: dict[str, int] = {}
+    for end in graph.input:
+        if end.name in request:
+            dimensions = end.type.tensor_type.shape.dim
+            for dimension, size in zip(dimensions, request[end.name].shape, strict=True):
+                if dimension.dim_param:
+                    sizes[dimension.dim_param] = size
+                dimension.dim_value = size
+    for end in graph.output:
+        for dimension in end.type.tensor_type.shape.dim:
+            if dimension.dim_param in sizes:
+                dimension.dim_value = sizes[dimension.dim_param]
+            elif dimension.dim_param:
+                dimension.Clear()  # follows from the others
 
 
 def _shapes(graph: onnx.GraphProto) -> dict[str, Shape]:
@@ -64,10 +83,10 @@ def _shapes(graph: onnx.GraphProto) -> dict[str, Shape]:
     return shapes
 
 
-def _constants(graph: onnx.GraphProto, data: str) -> dict[str, str]:
+def _constants(graph: onnx.GraphProto, data: Container[str]) -> dict[str, str]:
     """The tensors that are the same for every request, and the name of the weights each was made of."""
     roots = {tensor.name: tensor.name for tensor in graph.initializer}
-    roots |= {value.name: value.name for value in graph.input if value.name != data}
+    roots |= {value.name: value.name for value in graph.input if value.name not in data}
     for node in graph.node:  # in the order they run
         if node.op_type == "Constant":
             roots[node.output[0]] = node.output[0]

@@ -108,9 +108,14 @@ def _names(layers: Iterable[LayerRoofline]) -> str:
 
 
 def _ops(layers: Iterable[LayerRoofline]) -> str:
-    """The kinds of `layers`, and how many there are of each."""
-    counts = Counter(judged.layer.op for judged in layers)
-    return ", ".join(f"{count} {op}" for op, count in counts.items())
+    """How many of `layers` there are of each kind: of those that take the most time, and of all others."""
+    listed = list(layers)
+    counts = Counter(judged.layer.op for judged in listed)
+    times_us = {op: time_of(judged for judged in listed if judged.layer.op == op) for op in counts}
+    ordered = sorted(counts, key=lambda op: -times_us[op])
+    named = [f"{counts[op]} {op}" for op in ordered[:_NAMED]]
+    others = sum(counts[op] for op in ordered[_NAMED:])
+    return ", ".join(named) + (f" and {_plural(others, 'other')}" if others else "")
 
 
 def _plural(count: int, noun: str) -> str:
@@ -231,7 +236,10 @@ def _quantize_dequantize(facts: Facts) -> Evidence | None:
     return _share_of_time(facts, layers, f"goes into conversions between fp32 and int8 ({_ops(layers)})")
 
 
-@_rule("replace these operations by ones that the runtime has in int8, or take them off excluded_layers")
+@_rule(
+    "replace these operations by ones that the runtime has in int8, or take them off excluded_layers; layers "
+    "that a note in the report says 8 bits are too few for are best left as they are"
+)
 def _fp32_in_int8(facts: Facts) -> Evidence | None:
     if facts.spec.precision != "int8":
         return None
@@ -321,18 +329,18 @@ def _slower_than_unquantized(facts: Facts) -> Evidence | None:
     """int8 has a lower throughput than the same network before it, beyond their intervals."""
     if facts.unquantized is None:
         return None
-    before = {item.batch: item.images_per_s for item in facts.unquantized.figures.throughput}
+    before = {item.batch: item.rows_per_s for item in facts.unquantized.figures.throughput}
     worse = [
-        (item.batch, item.images_per_s, before[item.batch])
+        (item.batch, item.rows_per_s, before[item.batch])
         for item in facts.figures.throughput
-        if item.batch in before and _below(item.images_per_s, before[item.batch])
+        if item.batch in before and _below(item.rows_per_s, before[item.batch])
     ]
     if not worse:
         return None
     batch, own, other = min(worse, key=lambda case: case[1].value / case[2].value)
     return Evidence(
         f"int8 is slower than {facts.unquantized.name} at batch {' and '.join(str(b) for b, *_ in worse)}: "
-        f"{own.value:,.0f} against {other.value:,.0f} images/s at {batch}",
+        f"{own.value:,.0f} against {other.value:,.0f} {facts.unit}/s at {batch}",
         max(0.0, facts.time_us - facts.unquantized.time_us),
     )
 
@@ -406,8 +414,8 @@ def _far_cores(facts: Facts) -> Evidence | None:
 
 @_rule("send larger batches where the latency allows it")
 def _small_batch(facts: Facts) -> Evidence | None:
-    """Larger batches give clearly more images per second."""
-    rates = {item.batch: item.images_per_s for item in facts.figures.throughput}
+    """Larger batches give clearly more rows per second."""
+    rates = {item.batch: item.rows_per_s for item in facts.figures.throughput}
     if 1 not in rates or len(rates) == 1:
         return None
     best = max(rates, key=lambda batch: rates[batch].value)
@@ -415,7 +423,7 @@ def _small_batch(facts: Facts) -> Evidence | None:
     if gain < 1.5 or not _below(rates[1], rates[best]):
         return None
     return Evidence(
-        f"batch 1 leaves {percent(1 - 1 / gain)} of the machine unused: {rates[1].value:,.0f} images/s, "
-        f"at batch {best} {rates[best].value:,.0f}",
+        f"batch 1 leaves {percent(1 - 1 / gain)} of the machine unused: "
+        f"{rates[1].value:,.0f} {facts.unit}/s, at batch {best} {rates[best].value:,.0f}",
         0.0,  # of a request's latency
     )

@@ -21,7 +21,7 @@ def run(
     peaks: Artifact[PeaksSpec] | None = None,
     out: Output,
 ) -> Result[DiagnosisSpec]:
-    """Profile each measured engine on test images of `data` and judge it under the roofs of `peaks`.
+    """Profile each measured engine on validation rows of `data` and judge it under the roofs of `peaks`.
 
     An engine that cannot be diagnosed is in the result with the reason. Without peaks layers are timed,
     and nothing is said of what would be possible.

@@ -28,6 +28,7 @@ class Standing(Config):
     conditions: dict[str, str]
     figures: EngineFigures
     states: tuple[CoreState, ...] = ()  # of the cores, that the figures are of
+    unit: str = "images"  # what rows are called
 
 
 def conditions(measurements: MeasurementsSpec, dataset_digest: str) -> dict[str, str]:
@@ -74,7 +75,8 @@ def _compare(challenger: Standing, champion: Standing) -> tuple[bool, str]:
     if not pairs:
         return False, "the champion stays: the two have no figures of the same state of the cores"
     words = "; ".join(
-        f"{describe(objective, ours)} against {describe(objective, theirs)}" for ours, theirs in pairs
+        f"{describe(objective, ours, challenger.unit)} against {describe(objective, theirs, champion.unit)}"
+        for ours, theirs in pairs
     )
     if any(is_better(objective, theirs, ours) for ours, theirs in pairs):
         return False, f"the champion stays, it is better: {words}"

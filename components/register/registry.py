@@ -8,7 +8,7 @@ beside them gives MLflow the signature.
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,10 +18,12 @@ import mlflow
 import numpy as np
 from mlflow.exceptions import MlflowException
 from mlflow.models import Model, ModelSignature
-from mlflow.types import Schema, TensorSpec
+from mlflow.types import Schema
+from mlflow.types import TensorSpec as MlflowTensor
 
 from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import MANIFEST, Artifact, copy_files
+from hpml.artifacts.operation import TensorSpec
 from hpml.artifacts.registration import RegistrationSpec
 from hpml.components.register.champion import Standing, judge
 from hpml.components.register.references import DIGEST_TAG, FILE_TAG
@@ -136,10 +138,19 @@ def _upload(client: MlflowClient, experiment: str, entry: Entry, scratch: Path) 
 
 
 def _signature(spec: EngineSpec) -> ModelSignature:
-    float32 = np.dtype(np.float32)
-    return ModelSignature(
-        inputs=Schema([TensorSpec(float32, (-1, *spec.input.shape_chw), spec.input.name)]),
-        outputs=Schema([TensorSpec(float32, (-1, len(spec.class_names)), "logits")]),
+    operation = spec.operations[0]
+    return ModelSignature(inputs=_schema(operation.inputs), outputs=_schema(operation.outputs))
+
+
+def _schema(tensors: Iterable[TensorSpec]) -> Schema:
+    """MLflow calls what is free -1."""
+    return Schema(
+        [
+            MlflowTensor(
+                np.dtype(one.dtype), [size if isinstance(size, int) else -1 for size in one.shape], one.name
+            )
+            for one in tensors
+        ]
     )
 
 

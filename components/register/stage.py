@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.evaluation import EvaluationSpec
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import MeasurementsSpec
@@ -15,7 +16,7 @@ from hpml.core.errors import ConfigInvalid, StageFailed
 from hpml.measuring.goals import COMPLETION, DECISION_FILE, DecisionRecord
 from hpml.measuring.state_mixture import mixture
 
-_FIGURES = ("accuracy_top1", "latency_ms_p50", "latency_ms_p99", "speedup_vs_reference")
+_FIGURES = ("latency_ms_p50", "latency_ms_p99", "speedup_vs_reference")
 
 
 def run(
@@ -23,6 +24,7 @@ def run(
     *,
     engine: Artifact[EngineSpec],
     measured: Artifact[MeasurementsSpec],
+    evaluation: Artifact[EvaluationSpec],
     out: Output,
 ) -> Result[RegistrationSpec]:
     """Give `engine`, as select wrote it, its version in the registry that MLFLOW_TRACKING_URI names.
@@ -39,18 +41,21 @@ def run(
     decision = DecisionRecord.model_validate_json(engine.file(DECISION_FILE).read_text())
     if decision.measurements_digest != measured.digest:
         raise StageFailed("the engine was chosen from other measurements", why="the digests differ")
+    if decision.engine_digest != evaluation.spec.engine_digest:
+        raise StageFailed("another engine was scored on the test split", why="the digests differ")
     standing = Standing(
         goals=decision.goals,
         conditions=conditions(measured.spec, measured.manifest.lineage.parents.get("data", "")),
         figures=decision.figures,
         states=decision.states,
+        unit=measured.spec.unit,
     )
     entry = Entry(
         model_name=config.model_name,
         engine=engine,
         engine_digest=decision.engine_digest,
         description=decision.reason,
-        tags=config.tags | _tags(engine, decision, standing),
+        tags=config.tags | _tags(engine, decision, standing) | _tags_of_test(evaluation.spec),
         standing=standing,
         doubts=tuple(doubt for doubt in (decision.undecided, *decision.unverified) if doubt),
     )
@@ -84,7 +89,7 @@ def _tags(engine: Artifact[EngineSpec], decision: DecisionRecord, standing: Stan
         STANDING_TAG: standing.model_dump_json(),
     }
     figures, states = decision.figures, decision.states
-    known = {name: getattr(figures, name) for name in _FIGURES}
+    known = dict(figures.quality) | {name: getattr(figures, name) for name in _FIGURES}
     if len(states) > 1:
         for one in figures.states:
             known[f"latency_ms_p50_{one.state}"] = one.latency_ms_p50
@@ -93,10 +98,17 @@ def _tags(engine: Artifact[EngineSpec], decision: DecisionRecord, standing: Stan
         **{f"hpml.{name}": _in_words(figure) for name, figure in known.items()},
         "hpml.core_states": mixture(states),
         "hpml.settings": canonical_json(figures.settings.model_dump()) if figures.settings else "",
+        "hpml.trained_from": spec.origin.in_words() if spec.origin else "",
         "hpml.undecided": decision.undecided,
         "hpml.unverified": "; ".join(decision.unverified),
     }
     return tags | {name: value for name, value in where_known.items() if value}
+
+
+def _tags_of_test(evaluation: EvaluationSpec) -> dict[str, str]:
+    """How good it is on the test split, which nothing was chosen by."""
+    figures = {f"hpml.test_{name}": _in_words(figure) for name, figure in evaluation.quality.items()}
+    return figures | {"hpml.test_rows": str(evaluation.rows), "hpml.test_split_read": evaluation.test_split}
 
 
 def _in_words(figure: Interval | None) -> str:

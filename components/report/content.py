@@ -15,14 +15,18 @@ import numpy as np
 from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.diagnosis import DiagnosisSpec
 from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.evaluation import EvaluationSpec
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
+from hpml.artifacts.metric import MetricFacts
 from hpml.artifacts.model import ModelSpec
 from hpml.artifacts.peaks import PeaksSpec
 from hpml.core.contract import validate
 from hpml.core.errors import StageFailed
-from hpml.measuring.goals import Decision, Goals, decide
+from hpml.measuring.goals import Decision, Goals, decide, metric_of
+from hpml.reporting.evaluation import test_score_in_words
 from hpml.reporting.over_time import LatencyOverTime, latency_over_time
+from hpml.tasks import Task, task_of
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -59,7 +63,8 @@ class StepCost:
 class Content:
     """All that is shown. latency_ms: the undisturbed samples of each measured engine at batch 1.
 
-    peaks, diagnosis: None where the run has none. over_time: None where the samples do not say when.
+    peaks, diagnosis, evaluation: None where the run has none.
+    over_time: None where the samples do not say when.
     """
 
     goals: Goals
@@ -69,11 +74,27 @@ class Content:
     data: DatasetSpec
     peaks: PeaksSpec | None
     diagnosis: DiagnosisSpec | None
+    evaluation: EvaluationSpec | None
     left_out: Mapping[str, str]  # what the run failed to make, and why; see contract.Output
     trainings: tuple[Training, ...]
     steps: tuple[StepCost, ...]
     latency_ms: dict[str, NDArray[np.float64]]
     over_time: LatencyOverTime | None
+
+    @property
+    def metric(self) -> MetricFacts:
+        """What the goals go by."""
+        return metric_of(self.goals, self.measurements)
+
+    def tested_in_words(self) -> str:
+        """How good the chosen engine is on the test split; there has to be an evaluation of it."""
+        assert self.evaluation is not None
+        return test_score_in_words(self.evaluation)
+
+    @property
+    def task(self) -> Task:
+        """What the data, and so the engines, are for."""
+        return task_of(self.data.task)
 
 
 def gather(
@@ -84,6 +105,7 @@ def gather(
     data: Artifact[DatasetSpec],
     peaks: Artifact[PeaksSpec] | None,
     diagnosis: Artifact[DiagnosisSpec] | None,
+    evaluation: Artifact[EvaluationSpec] | None,
     *,
     left_out: Mapping[str, str] = MappingProxyType({}),
 ) -> Content:
@@ -108,8 +130,9 @@ def gather(
         trainings=_trainings(models),
         peaks=peaks.spec if peaks else None,
         diagnosis=diagnosis.spec if diagnosis else None,
+        evaluation=evaluation.spec if evaluation else None,
         left_out=left_out,
-        steps=_steps([data, measured, peaks, diagnosis], engines, models),
+        steps=_steps([data, measured, peaks, diagnosis, evaluation], engines, models),
         latency_ms={
             name: samples[f"{name}@1"][np.isfinite(samples[f"{name}@1"])]
             for name in engines

@@ -12,10 +12,10 @@ from typing import Any
 from hpml.artifacts.core_state import CoreState
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import EngineFigures
+from hpml.artifacts.metric import MetricFacts
 from hpml.components.report.content import Content
 
 INTERVALS = (
-    "accuracy_top1",
     "latency_ms_p50",
     "latency_ms_p90",
     "latency_ms_p99",
@@ -43,15 +43,26 @@ def figures_json(content: Content) -> str:
 
 
 def figures_csv(content: Content) -> str:
-    """A row an engine; an interval is three columns: the figure, `_low` and `_high`; no figure, no text.
+    """A row an engine, and one for each of its further operations; no figure, no text.
 
-    A figure of one state of the cores has the state's name behind its own: latency_ms_p50_near.
+    An interval is three columns: the figure, `_low` and `_high`. A figure of one state of the cores has the
+    state's name behind its own: latency_ms_p50_near. Goals, and so verdicts, are for the first operation.
     """
-    engines, states = content.measurements.engines, content.measurements.states
-    batches = sorted({item.batch for engine in engines.values() for item in engine.throughput})
+    measured, verdicts = content.measurements, content.decision.verdicts
+    operations = {measured.operation: measured.engines}
+    operations |= {name: one.engines for name, one in measured.operations.items()}
+    figures = [
+        (operation, name, engine) for operation, of in operations.items() for name, engine in of.items()
+    ]
+    batches = sorted({item.batch for _, _, engine in figures for item in engine.throughput})
     rows = [
-        {"engine": name, "verdict": content.decision.verdicts[name].outcome, **_row(engine, batches, states)}
-        for name, engine in engines.items()
+        {
+            "engine": name,
+            "operation": operation,
+            "verdict": verdicts[name].outcome if operation == measured.operation else "",
+            **_row(engine, batches, measured.states, measured.metrics),
+        }
+        for operation, name, engine in figures
     ]
     text = io.StringIO(newline="")
     writer = csv.DictWriter(text, fieldnames=list(rows[0]))
@@ -60,7 +71,9 @@ def figures_csv(content: Content) -> str:
     return text.getvalue()
 
 
-def _row(engine: EngineFigures, batches: list[int], states: Sequence[CoreState]) -> dict[str, Any]:
+def _row(
+    engine: EngineFigures, batches: list[int], states: Sequence[CoreState], metrics: Sequence[MetricFacts]
+) -> dict[str, Any]:
     row: dict[str, Any] = {
         **{name: getattr(engine, name) for name in ("status", "target", "precision")},
         "methods": "+".join(engine.methods),
@@ -68,15 +81,17 @@ def _row(engine: EngineFigures, batches: list[int], states: Sequence[CoreState])
         **{name: getattr(engine.settings, name, None) for name in ("threads", "spinning")},
         **{name: getattr(engine, name) for name in ("samples", "round_spread")},
     }
+    for metric in metrics:
+        row |= _columns(metric.name, engine.quality.get(metric.name))
     for figure in INTERVALS:
         row |= _columns(figure, getattr(engine, figure))
     for state in states if len(states) > 1 else ():
         in_it = next((one for one in engine.states if one.state == state.name), None)
         for figure in ("latency_ms_p50", "speedup_vs_reference", "speedup_vs_best_fp32"):
             row |= _columns(f"{figure}_{state.name}", getattr(in_it, figure, None))
-    measured = {item.batch: item.images_per_s for item in engine.throughput}
+    measured = {item.batch: item.rows_per_s for item in engine.throughput}
     for batch in batches:
-        row |= _columns(f"images_per_s_batch_{batch}", measured.get(batch))
+        row |= _columns(f"rows_per_s_batch_{batch}", measured.get(batch))
     return row | {"reason": engine.reason}
 
 

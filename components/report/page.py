@@ -17,9 +17,10 @@ from hpml.reporting.colours import colour_classes, colour_of_training
 _PARTS = {
     "The choice": "choice",
     "The engines": "figures",
+    "Further operations": "operations",
     "Why it is not faster": "diagnosed",
-    "Accuracy against latency": "accuracy_against_latency",
-    "Accuracy by class": "accuracy",
+    "Quality against latency": "quality_against_latency",
+    "Quality": "quality",
     "How the latencies are distributed": "latencies",
     "Latency over the time of the run": "over_the_run",
     "Throughput": "throughput",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.diagnosis import DiagnosisSpec
 from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.evaluation import EvaluationSpec
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.measurements import MeasurementsSpec
 from hpml.artifacts.model import ModelSpec
@@ -23,6 +24,7 @@ def run(
     data: Artifact[DatasetSpec],
     peaks: Artifact[PeaksSpec] | None = None,
     diagnosis: Artifact[DiagnosisSpec] | None = None,
+    evaluation: Artifact[EvaluationSpec] | None = None,
     out: Output,
 ) -> Result[ReportSpec]:
     """Write `report.html`, `figures.json` and `figures.csv`.
@@ -34,7 +36,9 @@ def run(
     from hpml.components.report.data_files import figures_csv, figures_json
     from hpml.components.report.page import page, title_of
 
-    content = gather(config, measured, engines, models, data, peaks, diagnosis, left_out=out.left_out)
+    content = gather(
+        config, measured, engines, models, data, peaks, diagnosis, evaluation, left_out=out.left_out
+    )
     for name, text in (
         ("report.html", page(content, tell=out.note)),
         ("figures.json", figures_json(content)),

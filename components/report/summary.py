@@ -5,13 +5,19 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
-from hpml.measuring.goals import COMPLETION
+from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec, OperationFigures
+from hpml.artifacts.metric import MetricFacts
+from hpml.measuring.goals import COMPLETION, Goals, metric_of
 from hpml.reporting.costs import undisturbed
-from hpml.reporting.format import ABSENT, TIMES, bounds, megabytes, percent, plain, sentence
-from hpml.reporting.measurement_tables import by_state, over_the_mixture, settings_of, why_absent
-
-_COLUMNS = ("engine", "settings", "verdict", "top-1", "p50, ms", "p99, ms", "speed-up", "size")
+from hpml.reporting.format import ABSENT, TIMES, bounds, megabytes, plain, sentence
+from hpml.reporting.measurement_tables import (
+    NOT_MEASURED,
+    best_rate,
+    by_state,
+    over_the_mixture,
+    settings_of,
+    why_absent,
+)
 
 
 def markdown(title: str, figures: Mapping[str, Any]) -> str:
@@ -20,11 +26,13 @@ def markdown(title: str, figures: Mapping[str, Any]) -> str:
     headline = f"Chosen: **{_text(chosen)}**" if chosen else "No engine chosen"
     near = f" The nearest is {_text(nearest)}." if nearest and not chosen else ""
     measured = MeasurementsSpec.model_validate(figures["measurements"])
+    metric = metric_of(Goals.model_validate(figures["goals"]), measured)
+    columns = ("engine", "settings", "verdict", metric.label, "p50, ms", "p99, ms", "speed-up", "size")
     rows = [
-        _row(name, str(figures["verdicts"][name]["outcome"]), engine)
+        _row(name, str(figures["verdicts"][name]["outcome"]), engine, metric)
         for name, engine in measured.engines.items()
     ]
-    table = [_COLUMNS, ("---",) * len(_COLUMNS), *rows]
+    table = [columns, ("---",) * len(columns), *rows]
     return "\n".join(
         [
             f"# {_text(title)}",
@@ -33,12 +41,41 @@ def markdown(title: str, figures: Mapping[str, Any]) -> str:
             "",
             *(f"| {' | '.join(cells)} |" for cells in table),
             "",
+            *_operations(measured),
             f"Latencies at batch 1, with 95 % intervals; the speed-up is over {_text(measured.reference)}."
             f"{_conditions(measured)}",
             "",
             *_doubts(figures, measured),
         ]
     )
+
+
+def _operations(measured: MeasurementsSpec) -> list[str]:
+    """A table for each operation that the goals are not for."""
+    lines = []
+    for name, operation in measured.operations.items():
+        columns = (f"operation {_text(name)}", "p50, ms", "p99, ms", "speed-up", f"{_text(operation.unit)}/s")
+        rows = [
+            (
+                _text(engine),
+                _figure(figures, "latency_ms_p50"),
+                _figure(figures, "latency_ms_p99"),
+                _figure(figures, "speedup_vs_reference", TIMES),
+                _rate(operation, figures),
+            )
+            for engine, figures in operation.engines.items()
+        ]
+        table = [columns, ("---",) * len(columns), *rows]
+        lines += [*(f"| {' | '.join(cells)} |" for cells in table), ""]
+    return lines
+
+
+def _rate(operation: OperationFigures, figures: EngineFigures) -> str:
+    """The largest rate, and at which batch size."""
+    if found := best_rate(operation, figures):
+        interval, batch = found
+        return f"{plain(interval.value)} ({bounds(interval)}) at batch {batch}"
+    return NOT_MEASURED
 
 
 def _conditions(measured: MeasurementsSpec) -> str:
@@ -61,13 +98,12 @@ def _doubts(figures: Mapping[str, Any], measured: MeasurementsSpec) -> list[str]
     return [line for one in told for line in (one, "")]
 
 
-def _row(name: str, outcome: str, engine: EngineFigures) -> tuple[str, ...]:
-    accuracy = engine.accuracy_top1
+def _row(name: str, outcome: str, engine: EngineFigures, metric: MetricFacts) -> tuple[str, ...]:
     return (
         _text(name),
         settings_of(engine) or ABSENT,
         outcome,
-        percent(accuracy.value) if accuracy else ABSENT,
+        metric.in_words(quality.value) if (quality := engine.quality.get(metric.name)) else ABSENT,
         _figure(engine, "latency_ms_p50"),
         _figure(engine, "latency_ms_p99"),
         _figure(engine, "speedup_vs_reference", TIMES),

@@ -7,15 +7,17 @@ from dataclasses import dataclass
 from statistics import median
 
 from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import (
     ConcurrencyFigures,
     EngineFigures,
-    PairedAccuracy,
+    PairedQuality,
     ScenarioFigures,
     ScenarioName,
 )
+from hpml.artifacts.metric import MetricFacts
 from hpml.components.report.content import Content
-from hpml.reporting.cells import Cell, Row, interval_cell, megabytes_cell, named, value_text
+from hpml.reporting.cells import Cell, Row, megabytes_cell, named, quality_cell, value_text
 from hpml.reporting.costs import condition_facts
 from hpml.reporting.format import TIMES, bounds, megabytes, percent, plain
 from hpml.reporting.measurement_tables import (
@@ -25,6 +27,7 @@ from hpml.reporting.measurement_tables import (
     settings_of,
     state_facts,
 )
+from hpml.tasks import task_of
 
 Classes = Mapping[str, str]  # engine -> CSS class of its colour
 
@@ -57,9 +60,13 @@ def tiles(content: Content) -> list[tuple[str, ...]]:
         for caption, interval, unit, more in shown
         if interval
     ]
-    if top1 := engine.accuracy_top1:
-        percents = f"{value_text(top1, 100, 1)} %", "top-1 accuracy", bounds(top1, scale=100, places=1)
-        found.append(percents)
+    metric = content.metric
+    if figure := engine.quality.get(metric.name):
+        value = value_text(figure, metric.scale, metric.places)
+        unit = " %" if metric.is_share else f" {metric.unit}".rstrip()
+        found.append(
+            (f"{value}{unit}", metric.label, bounds(figure, scale=metric.scale, places=metric.places))
+        )
     return [*found, (megabytes(engine.size_bytes), "size on disk")]
 
 
@@ -71,7 +78,7 @@ def engine_rows(content: Content, classes: Classes) -> list[Row]:
         told = f"{verdict.reason}{'; not verified' if verdict.unverified else ''}"
         row = {
             "engine": named(name, classes, settings_of(engine)),
-            "top-1, %": interval_cell(engine.accuracy_top1, scale=100, places=1),
+            content.metric.heading: quality_cell(engine.quality, content.metric),
             "size": megabytes_cell(engine.size_bytes),
             "p50, ms": figure_cell(engine, "latency_ms_p50"),
             "p99, ms": figure_cell(engine, "latency_ms_p99"),
@@ -87,45 +94,63 @@ def engine_rows(content: Content, classes: Classes) -> list[Row]:
 # ----------------------------------------------------------------------------------------------- the accuracy
 
 
-def accuracy_rows(content: Content, classes: Classes) -> list[Row]:
+def quality_rows(content: Content, classes: Classes) -> list[Row]:
     """Each engine beside the reference on the same samples; none where no engine was compared."""
-    engines = {name: e for name, e in content.measurements.engines.items() if e.accuracy_top1}
-    samples = content.data.splits["test"].rows
+    engines = {name: e for name, e in content.measurements.engines.items() if e.quality}
+    samples = content.data.split("validation").rows
     rows = [
         {
             "engine": named(name, classes),
-            "top-1, %": interval_cell(engine.accuracy_top1, scale=100, places=1),
-            **_paired_cells(engine.paired, samples),
+            content.metric.heading: quality_cell(engine.quality, content.metric),
+            **{
+                other.heading: quality_cell(engine.quality, other)
+                for other in content.measurements.metrics
+                if other.name != content.metric.name
+            },
+            **_paired_cells(engine.paired, _built(content, name), content.metric, samples),
         }
         for name, engine in engines.items()
     ]
     return rows if any(engine.paired for engine in engines.values()) else []
 
 
-def _paired_cells(paired: PairedAccuracy | None, samples: int) -> Row:
-    columns = ("change, points", "same class", "largest logit error", "verdict")
+def _built(content: Content, name: str) -> EngineSpec:
+    """An engine as it was measured."""
+    return content.engines[name].of_variant(content.measurements.engines[name].variant)
+
+
+def _paired_cells(paired: PairedQuality | None, engine: EngineSpec, metric: MetricFacts, samples: int) -> Row:
+    columns = (f"change, {metric.loss_unit}", "same decisions", "largest error", "verdict")
     if paired is None:
         return {**dict.fromkeys(columns, Cell()), "verdict": Cell("the reference", style="")}
-    change = paired.top1_change
-    words, counted = _verdict(paired, samples)
+    change = paired.change[metric.name]
+    words, counted = _verdict(paired, change, samples)
+    agreement, error = paired.agreement, paired.max_abs_error
+    if error is None:
+        # Outputs too large to be kept were compared at the export, on the same rows with the same network.
+        agreement, error = engine.agreement, engine.max_abs_error
     cells = (
-        Cell(_points(change.value), (f"{_points(change.low)} to {_points(change.high)}",)),
-        Cell(percent(paired.top1_agreement)),
-        Cell(plain(paired.max_abs_logit_error, significant=2)),
+        Cell(_signed(change.value), (f"{_signed(change.low)} to {_signed(change.high)}",)),
+        Cell() if agreement is None else Cell(percent(agreement)),
+        Cell() if error is None else Cell(plain(error, significant=2)),
         Cell(words, (counted,), style=""),
     )
     return dict(zip(columns, cells, strict=True))
 
 
-def _points(share: float) -> str:
-    """A difference of shares in points, with its sign."""
-    text = f"{100 * share:+.2f}".replace("-", "−")  # noqa: RUF001
+def _signed(change: float) -> str:
+    """A hundred times a change, with its sign; more is better."""
+    text = f"{100 * change:+.2f}".replace("-", "−")  # noqa: RUF001
     return "0.00" if text[1:] == "0.00" else text
 
 
-def _verdict(paired: PairedAccuracy, samples: int) -> tuple[str, str]:
-    """What the disagreements show, in words, and how many there are."""
+def _verdict(paired: PairedQuality, change: Interval, samples: int) -> tuple[str, str]:
+    """What the differences show, in words, and what that is based on."""
     p = paired.mcnemar_p
+    if p is None:
+        if change.low <= 0 <= change.high:
+            return f"no difference that {samples:,} rows can show", ""
+        return ("better" if change.value > 0 else "worse") + " than the reference", ""
     probability = "p < 0.001" if p < 0.001 else f"p = {p:.3f}" if p < 0.1 else f"p = {p:.2f}"
     counted = f"{paired.gained:,} gained, {paired.lost:,} lost, {probability}"
     if paired.gained == paired.lost == 0:
@@ -148,17 +173,20 @@ class ByClass:
     half_width: float
 
 
-def by_class(content: Content) -> ByClass:
-    """All classes, or where they are many those on which some engine is worst."""
+def by_class(content: Content) -> ByClass | None:
+    """All classes, or where they are many those on which some engine is worst; None where there are none."""
     engines = content.measurements.engines
-    paired = {name: e.paired.per_class for name, e in engines.items() if e.accuracy_top1 and e.paired}
-    known = [at for at, count in enumerate(content.data.splits["test"].class_counts) if count]
+    paired = {name: e.paired.groups for name, e in engines.items() if e.paired and e.paired.groups}
+    if not paired:
+        return None
+    known = [at for at, count in enumerate(content.data.split("validation").class_counts) if count]
     shown = known
     if len(known) > _ALL_CLASSES:
         worst_first = sorted(known, key=lambda at: min(one[at].value for one in paired.values()))
         shown = sorted(worst_first[:_WORST_CLASSES])
+    names = content.task.group_names
     return ByClass(
-        [content.data.class_names[at] for at in shown],
+        [names[at] for at in shown],
         {name: [one[at].value for at in shown] for name, one in paired.items()},
         "" if len(shown) == len(known) else f", the {len(shown)} worst of {len(known)}",
         median((one[at].high - one[at].low) / 2 for one in paired.values() for at in shown),
@@ -233,12 +261,25 @@ def engine_facts(engine: EngineSpec) -> dict[str, str]:
         return {**facts, "not built": engine.reason}
     return {
         **facts,
-        "multiply-accumulates": f"{plain(engine.macs / 1e6)} million an image",
+        "multiply-accumulates": f"{plain(engine.macs / 1e6)} million {_a(task_of(engine.task).row)}",
         "parameters": f"{engine.parameters:,}",
-        "agreement with torch": f"{percent(engine.top1_agreement)} of the test split have the same class; "
-        f"largest error of a logit {plain(engine.max_abs_error, significant=2)}",
+        **({"trained from": engine.origin.in_words()} if engine.origin else {}),
+        "agreement with torch": _agreement_with_torch(engine),
         **engine.identity,
     }
+
+
+def _agreement_with_torch(engine: EngineSpec) -> str:
+    told = [f"largest error of an output {plain(engine.max_abs_error, significant=2)}"]
+    if engine.generation_agreement is not None:
+        told.insert(0, f"{percent(engine.generation_agreement)} of what it generates, up to where they part")
+    if engine.agreement is not None:
+        told.insert(0, f"{percent(engine.agreement)} of what it decides on the validation split")
+    return "; ".join(told)
+
+
+def _a(noun: str) -> str:
+    return f"{'an' if noun[0] in 'aeiou' else 'a'} {noun}"
 
 
 def environment_facts(content: Content) -> dict[str, str]:
@@ -246,7 +287,7 @@ def environment_facts(content: Content) -> dict[str, str]:
     measurements, data = content.measurements, content.data
     splits = ", ".join(f"{split.rows:,} {name}" for name, split in data.splits.items())
     return {
-        "data": f"{data.source}: {splits}; {len(data.class_names)} classes; {data.licence}",
+        "data": f"{data.source}: {splits}; {content.task.data_in_words()}; {data.licence}",
         "threads of each engine": f"at most {measurements.threads}",
         "cost of timing": f"{plain(measurements.harness_us_per_request, significant=2)} µs a request",
         **_agreement(measurements.engines),

@@ -5,10 +5,19 @@ from __future__ import annotations
 from hpml.artifacts.engine import EngineSpec, copy_engine
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
+from hpml.artifacts.metric import MetricFacts
 from hpml.core.atomic_files import write_text_atomic
 from hpml.core.contract import Output, Result
 from hpml.core.errors import GateFailed, StageFailed
-from hpml.measuring.goals import DECISION_FILE, Decision, DecisionRecord, Goals, decide, objective_interval
+from hpml.measuring.goals import (
+    DECISION_FILE,
+    Decision,
+    DecisionRecord,
+    Goals,
+    decide,
+    metric_of,
+    objective_interval,
+)
 
 
 def run(
@@ -37,14 +46,18 @@ def run(
         engine_digest=chosen.digest,
         measurements_digest=measured.digest,
         figures=figures,
+        operations={name: one.of(decision.chosen) for name, one in measured.spec.operations.items()},
         reference_figures=reference,
         verdicts=decision.verdicts,
+        metrics=measured.spec.metrics,
         undecided=decision.undecided,
         states=measured.spec.states,
+        cpu=measured.spec.environment.get("cpu", ""),
     )
     spec = copy_engine(chosen, figures.variant, out.path)
     write_text_atomic(out.path / DECISION_FILE, record.model_dump_json(indent=1))
-    return Result(spec, _metrics(config, decision, figures, reference))
+    metric = metric_of(config, measured.spec)
+    return Result(spec, _metrics(config, metric, decision, figures, reference))
 
 
 def _check_measured(measured: Artifact[MeasurementsSpec], engines: dict[str, Artifact[EngineSpec]]) -> None:
@@ -75,7 +88,11 @@ def _what_to_loosen(decision: Decision) -> str:
 
 
 def _metrics(
-    goals: Goals, decision: Decision, figures: EngineFigures, reference: EngineFigures
+    goals: Goals,
+    metric: MetricFacts,
+    decision: Decision,
+    figures: EngineFigures,
+    reference: EngineFigures,
 ) -> dict[str, float]:
     objective = objective_interval(goals.objective, figures)
     outcomes = [verdict.outcome for verdict in decision.verdicts.values()]
@@ -86,8 +103,8 @@ def _metrics(
     if objective:
         name = goals.objective
         metrics |= {name: objective.value, f"{name}_low": objective.low, f"{name}_high": objective.high}
-    if figures.accuracy_top1 and reference.accuracy_top1:
-        chosen = figures.accuracy_top1.value
-        metrics |= {"accuracy_top1": chosen, "accuracy_drop": reference.accuracy_top1.value - chosen}
+    metrics |= {name: interval.value for name, interval in figures.quality.items()}
+    loss = metric.loss(figures.quality[metric.name].value, reference.quality[metric.name].value)
+    metrics["quality_loss"] = loss
     speedups = {name: getattr(figures, name) for name in ("speedup_vs_reference", "speedup_vs_best_fp32")}
     return metrics | {name: interval.value for name, interval in speedups.items() if interval}

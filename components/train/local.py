@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 
 import torch
 from torch import nn
@@ -10,69 +11,119 @@ from torch import nn
 from hpml import models
 from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.folder import Artifact
-from hpml.artifacts.model import ArchitectureSpec, ModelSpec
-from hpml.artifacts.model_input import InputSpec
+from hpml.artifacts.model import ArchitectureSpec, ModelSpec, WeightsOrigin
 from hpml.components.train.config import TrainConfig
 from hpml.core.contract import Output, Result
 from hpml.core.errors import ConfigInvalid, HpmlError
-from hpml.models.limits import BUILD_S, time_limit
+from hpml.data_files import model_folder
+from hpml.tasks import Task, task_of
+from hpml.tasks.users_code import BUILD_S, time_limit
+from hpml.training import pretrained, weights
 from hpml.training.loop import fit
-from hpml.training.weights import load_into
 
 
 def train(config: TrainConfig, data: Artifact[DatasetSpec], out: Output) -> Result[ModelSpec]:
     """Train in this process (one of a group, where it was started so) and write the model into `out.path`."""
-    height, width, channels = data.spec.image_shape_hwc
-    inputs = InputSpec(
-        shape_chw=(channels, height, width),
-        mean=data.spec.mean,
-        std=data.spec.std,
-        pictures=data.spec.pictures,
-    )
-    architecture = ArchitectureSpec(name=config.model.architecture, arguments=config.model.arguments)
+    task = task_of(data.spec.task)
+    check_required(config.required, task)
     torch.manual_seed(config.seed)
-    model = models.build(architecture, in_channels=channels, num_classes=len(data.spec.class_names))
-    check_shapes(model, inputs, len(data.spec.class_names), config.model.architecture)
-    if config.weights is not None:
-        load_into(model, config.weights, out)
+    model, architecture, origin = _to_begin_with(config, task, data, out)
 
-    fitted = fit(model, data, inputs, config, out)
+    fitted = fit(model, data, config, out)
 
     models.save(fitted.model, out.path)
     (out.path / "history.json").write_text(json.dumps(fitted.history, indent=1))
-    parameters, macs = models.count(fitted.model, inputs)
-    accuracy = fitted.metrics["test_accuracy"]
+    parameters, macs = models.count(fitted.model, task)
     spec = ModelSpec(
         architecture=architecture,
-        input=inputs,
-        class_names=data.spec.class_names,
+        task=data.spec.task,
+        operations=task.operations(fitted.model),
+        origin=origin,
         parameters=parameters,
         macs=macs,
-        accuracy_top1=accuracy,
+        quality=dict(fitted.quality),
     )
     metrics = {**fitted.metrics, "parameters": parameters, "macs": macs}
-    least, rejected = config.min_accuracy, ""
-    if least is not None and accuracy < least:
-        rejected = f"top-1 is {accuracy:.2%}, min_accuracy asks for {least:.2%}"
-    return Result(spec, metrics, rejected)
+    return Result(spec, metrics, _missed(config.required, task, fitted.quality))
 
 
-def check_shapes(model: nn.Module, inputs: InputSpec, classes: int, name: str) -> None:
-    """Raises ConfigInvalid unless the network makes (batch, classes) logits of the dataset's images."""
-    images = "x".join(str(size) for size in inputs.shape_chw)
+def _to_begin_with(
+    config: TrainConfig, task: Task, data: Artifact[DatasetSpec], out: Output
+) -> tuple[nn.Module, ArchitectureSpec, WeightsOrigin | None]:
+    """The network before its training: at random, or with the weights that the config names."""
+    folder = config.weights_folder
+    if folder is None:
+        architecture = ArchitectureSpec(name=config.model.architecture, arguments=config.model.arguments)
+        model = _built(architecture, task)
+        if config.weights is None:
+            return model, architecture, None
+        digest = weights.load_into(model, config.weights, out)
+        return model, architecture, _origin(config, {weights.name_of(config.weights): digest})
+    with model_folder.opened(folder, model_folder.OF_NETWORK, out) as here:
+        architecture = pretrained.architecture_of(here, config.model.arguments)
+        model = _built(architecture, task)
+        pretrained.require_own_tokenizer(here, data, out)
+        pretrained.load_into(model, here)
+        digests = model_folder.digests(here, model_folder.OF_NETWORK)
+        return model, architecture, _origin(config, digests, model_folder.licence(here))
+
+
+def _built(architecture: ArchitectureSpec, task: Task) -> nn.Module:
+    model = models.build(architecture, task)
+    check_shapes(model, task, architecture.name)
+    return model
+
+
+def _origin(config: TrainConfig, sha256: dict[str, str], licence: str = "") -> WeightsOrigin:
+    assert config.weights is not None
+    return WeightsOrigin(
+        source=weights.name_of(config.weights),
+        licence=config.weights_licence or licence or "not stated",
+        sha256=sha256,
+    )
+
+
+def check_required(required: Mapping[str, float], task: Task) -> None:
+    """Raises ConfigInvalid for a metric that the task lacks, and for a share that cannot be reached."""
+    for name, bound in required.items():
+        metric = task.metric_named(name)
+        if metric.is_share and not 0 < bound <= 1:
+            raise ConfigInvalid(
+                f"train.required.{name} is {bound:g}",
+                why=f"{metric.label} is a share: above 0, at most 1",
+                fix="give 0.9 for 90 %",
+            )
+
+
+def _missed(required: Mapping[str, float], task: Task, quality: Mapping[str, float]) -> str:
+    """The metrics that are not as good as required, in words; empty if all are."""
+    missed = []
+    for name, bound in required.items():
+        metric = task.metric_named(name)
+        if not metric.is_met(quality[name], bound):
+            value = metric.in_words(quality[name])
+            missed.append(f"{metric.label} is {value}, train.required asks for {metric.in_words(bound)}")
+    return "; ".join(missed)
+
+
+def check_shapes(model: nn.Module, task: Task, name: str) -> None:
+    """Raises ConfigInvalid unless the network takes the rows of `task`, and makes its outputs."""
     training = model.training
     try:
         with torch.no_grad(), time_limit(BUILD_S, f"a forward pass of {name}"):
-            logits = models.materialise(model, inputs).eval()(torch.zeros(2, *inputs.shape_chw))
+            outputs = models.materialise(model, task).eval()(*task.example(2))
     except HpmlError:  # such as Terminated, from the handler of SIGTERM
         raise
     except Exception as error:
         raise ConfigInvalid(
-            f"the network {name} does not take images of {images} (channels x height x width)",
+            f"the network {name} does not take {task.row_in_words()}",
             why=" ".join(str(error).split())[:300],
-            fix="set train.model.arguments, or data.image_size",
+            fix=f"set train.model.arguments, or {task.shape_options}",
         ) from None
     model.train(training)
-    shape = tuple(logits.shape) if isinstance(logits, torch.Tensor) else type(logits).__name__
-    if shape != (2, classes):
-        raise ConfigInvalid(f"the network {name} makes {shape} of 2 images", why=f"it must be (2, {classes})")
+    first = outputs[0] if isinstance(outputs, tuple) and outputs else outputs
+    shape = tuple(first.shape) if isinstance(first, torch.Tensor) else type(first).__name__
+    if shape != task.output_shape(2):
+        raise ConfigInvalid(
+            f"the network {name} makes {shape} of 2 {task.rows}", why=f"it must be {task.output_shape(2)}"
+        )

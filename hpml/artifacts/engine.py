@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 
+from hpml.artifacts.dataset import of_images
 from hpml.artifacts.folder import Artifact, copy_files
-from hpml.artifacts.model_input import InputSpec
+from hpml.artifacts.model import WeightsOrigin
+from hpml.artifacts.operation import Operation
 from hpml.core.contract import Config
 
 
 class EngineSpec(Config):
-    """What a runtime loads, with golden samples: `golden_x_nchw.npy` and `golden_logits.npy`.
+    """What a runtime loads, with golden samples: `golden_<name>.npy` for each input and output of `predict`.
 
-    `test_logits.npy`, float32 (rows, classes), is what the engine says of the whole test split.
+    `judged.npz` is what its answers to the whole validation split are worth, rows in front: the statistics
+    of each metric, by its name, and what the task keeps of the outputs, such as all logits.
 
     variants: the same engine built otherwise, where only a measurement can say which is faster; each in a
     folder of that name, with files of the same names.
@@ -27,19 +30,33 @@ class EngineSpec(Config):
     status: Literal["built", "not built"]
     reason: str = ""  # why it was not built
     file: str = ""  # what the runtime opens
+    graphs: dict[str, str] = Field(default_factory=dict)  # graph -> its file, where there are several
     precision: str
+    origin: WeightsOrigin | None = None  # of the weights that its network's training began with
     methods: tuple[str, ...]
-    input: InputSpec
-    class_names: tuple[str, ...]
+    task: dict[str, JsonValue]  # see `hpml.tasks`
+    operations: tuple[Operation, ...]  # as the model has them
     identity: dict[str, str] = Field(default_factory=dict)  # runtime, version, ISA or GPU it is bound to
     notes: tuple[str, ...] = ()  # choices made while building that a reader should know
     size_bytes: int = 0
     parameters: int = 0
     macs: int = 0
-    accuracy_top1: float = 0.0  # measured on this engine, on the test split
-    max_abs_error: float = 0.0  # of logits, against the model in torch
-    top1_agreement: float = 0.0  # with the model in torch
+    quality: dict[str, float] = Field(default_factory=dict)  # metric -> its value on the validation split
+    max_abs_error: float = 0.0  # of the judged output, against the model in torch
+    agreement: float | None = (
+        None  # share of decisions that are the model's in torch; None: it decides nothing
+    )
+    generation_agreement: float | None = None  # likewise of what is generated step by step
     variants: dict[str, EngineSpec] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_versions_before(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "top1_agreement" in given:
+            given = {"agreement": given["top1_agreement"]} | {
+                k: given[k] for k in given if k != "top1_agreement"
+            }
+        return of_images(given)
 
     def of_variant(self, name: str) -> EngineSpec:
         """The engine as it is in the folder `name`, alone; "" is the one that is not in a folder."""

@@ -19,3 +19,7 @@ class Interval(Config):
     def inverse(self) -> Interval:
         """Of one over the figure."""
         return Interval(value=1 / self.value, low=1 / self.high, high=1 / self.low)
+
+    def scaled(self, factor: float) -> Interval:
+        """Of the figure times `factor`, which is above 0."""
+        return Interval(value=factor * self.value, low=factor * self.low, high=factor * self.high)

@@ -8,16 +8,22 @@ from pydantic import Field, model_validator
 
 from hpml.artifacts.core_state import CoreState
 from hpml.artifacts.interval import Interval
-from hpml.core.contract import Config
+from hpml.artifacts.metric import ACCURACY_TOP1, MetricFacts
+from hpml.core.contract import Config, renamed
 
 ScenarioName = Literal["SingleStream", "MultiStream", "Offline", "Server"]
 
 
 class Throughput(Config):
-    """Images per second at one batch size."""
+    """Rows, such as images, per second at one batch size."""
 
     batch: int
-    images_per_s: Interval
+    rows_per_s: Interval
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_versions_before(cls, given: Any) -> Any:
+        return renamed(given, images_per_s="rows_per_s")
 
 
 class ConcurrencyFigures(Config):
@@ -61,7 +67,7 @@ class ResourceFigures(Config):
     device_memory_bytes: int | None = None  # None: it runs on the CPU
     energy_mj_per_request: Interval | None = None  # millijoules at batch 1, of the counter below
     energy_source: str = ""  # "RAPL package", "NVML"; or "not measured: this machine has no counter"
-    price_per_million: Interval | None = None  # images at the best batch, from `price_per_hour`
+    price_per_million: Interval | None = None  # rows at the best batch, from `price_per_hour`
 
 
 class EngineSettings(Config):
@@ -122,16 +128,34 @@ class PairedRatio(Config):
         )
 
 
-class PairedAccuracy(Config):
-    """An engine against the reference on the very same test samples."""
+class PairedQuality(Config):
+    """An engine against the reference on the very same rows.
 
-    top1_change: Interval  # top-1 of the engine less that of the reference; -0.01 is one point lost
-    mcnemar_p: float  # exact McNemar: how likely so uneven a split of the disagreements is if both are equal
-    gained: int  # samples that only the engine gets right
-    lost: int  # samples that only the reference gets right
-    per_class: tuple[Interval, ...]  # top-1 of the engine on each class, in the order of class_names
-    top1_agreement: float  # share of samples with the same class
-    max_abs_logit_error: float
+    change: of each metric, a share in points (-0.01 is one point lost), others as a share of the reference's.
+    """
+
+    change: dict[str, Interval]
+    # Where the metric is whether each row is right: how likely so uneven a split of the disagreements is if
+    # both are equally good (McNemar's exact test), and the rows that only the engine, or the reference, gets.
+    mcnemar_p: float | None = None
+    gained: int = 0
+    lost: int = 0
+    groups: tuple[Interval, ...] = ()  # the metric of the engine on the rows of each class
+    agreement: float | None = None  # share of decisions that are the reference's
+    max_abs_error: float | None = None  # of the outputs that are kept
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_versions_before(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "top1_change" in given:
+            given = {**given, "change": {ACCURACY_TOP1.name: given["top1_change"]}}
+            del given["top1_change"]
+        return renamed(
+            given,
+            per_class="groups",
+            top1_agreement="agreement",
+            max_abs_logit_error="max_abs_error",
+        )
 
 
 class EngineFigures(Config):
@@ -148,8 +172,8 @@ class EngineFigures(Config):
     size_bytes: int
     parameters: int
     macs: int
-    accuracy_top1: Interval | None = None
-    paired: PairedAccuracy | None = None  # None for the reference itself
+    quality: dict[str, Interval] = Field(default_factory=dict)  # by metric; empty where it is not known
+    paired: PairedQuality | None = None  # None for the reference itself
     settings: EngineSettings | None = None  # that it was timed with; None of versions before
     latency_ms_p50: Interval | None = None  # batch 1, over the mixture of states that was seen
     latency_ms_p90: Interval | None = None
@@ -165,14 +189,43 @@ class EngineFigures(Config):
     unquoted: dict[str, str] = Field(default_factory=dict)  # figure -> why it is None: "350 of 662 samples"
     round_spread: float | None = None  # (largest - smallest p50 of a round) / p50 of all
 
+    @model_validator(mode="before")
+    @classmethod
+    def _of_versions_before(cls, given: Any) -> Any:
+        if isinstance(given, dict) and "accuracy_top1" in given:
+            accuracy = given["accuracy_top1"]
+            given = {**given, "quality": {} if accuracy is None else {ACCURACY_TOP1.name: accuracy}}
+            del given["accuracy_top1"]
+        return given
+
     @property
     def variant(self) -> str:
         """Which of `EngineSpec.variants` these are of."""
         return self.settings.variant if self.settings else ""
 
 
+class OperationFigures(Config):
+    """What was measured in an operation that goals do not judge, of each engine that was built.
+
+    unit, units_per_row: what a row of a request counts for in rates, 128 tokens of a prompt for example.
+    """
+
+    engines: dict[str, EngineFigures]
+    unit: str
+    units_per_row: float = 1.0
+
+    def of(self, engine: str) -> OperationFigures:
+        """Those of one engine alone."""
+        return self.model_copy(update={"engines": {engine: self.engines[engine]}})
+
+
+TOLERANCE = 0.01  # of outputs, where nobody says another
+
+Verdict = Literal["same", "differs", "not finite", "not compared"]
+
+
 class OutputFigures(Config):
-    """One output of an engine beside the reference's, over the same requests at batch 1.
+    """One output of an engine beside the reference's, over the same requests at one batch size.
 
     Differences are over the numbers that are finite in both. max_rel_difference: the largest difference as a
     share of the largest number of the reference's output.
@@ -180,19 +233,41 @@ class OutputFigures(Config):
 
     name: str
     reference_name: str = ""  # where the reference calls it otherwise
+    batch: int = 1
     reason: str = ""  # why it could not be compared
     numbers: int = 0  # in all requests together
     nan: int = 0  # of them
     infinite: int = 0
+    not_finite_alone: int = 0  # NaN or infinite where the reference's are not so, or the other way round
+    is_whole: bool = False  # whole numbers, such as classes: they are the same or not
     max_abs_difference: float | None = None
     max_rel_difference: float | None = None
-    top1_agreement: float | None = None  # of (1, classes): share of requests with the same class
+    top1_agreement: float | None = None  # of (batch, classes): share of samples with the same class
+
+    def verdict(self, tolerance: float) -> Verdict:
+        """Whether it is what the reference answers, to within `tolerance` of its largest number.
+
+        NaN and infinity have to be where the reference has them; whole numbers have to be the same.
+        """
+        if self.reason:
+            return "not compared"
+        if self.not_finite_alone:
+            return "not finite" if self.nan or self.infinite else "differs"
+        if self.max_abs_difference is None:  # no finite number in either
+            return "not finite" if self.numbers else "same"
+        if self.is_whole or self.max_rel_difference is None:
+            return "differs" if self.max_abs_difference else "same"
+        return "same" if self.max_rel_difference <= tolerance else "differs"
 
 
 class OutputComparison(Config):
-    """What an engine answers beside what the reference does. reason: why they were not compared at all."""
+    """What an engine answers beside what the reference does. reason: why they were not compared at all.
+
+    requests: at batch 1. batched: of other batch sizes, batch size -> requests.
+    """
 
     requests: int = 0
+    batched: dict[int, int] = Field(default_factory=dict)
     outputs: tuple[OutputFigures, ...] = ()
     reason: str = ""
 
@@ -232,6 +307,7 @@ class MeasurementsSpec(Config):
     `samples.npz` has the raw latencies in milliseconds, float64 (rounds, requests), NaN where a request was
     disturbed: "fp32/onnx@8" are those of engine fp32/onnx at batch 8. "at_s@8" (rounds,) is when each round
     at batch 8 began, in seconds from the first, and "state@8" the index of its state, -1 for none.
+    Of a further operation, an engine is called "ENGINE::OPERATION" there and in `pairs`.
     best_fp32 is the fastest engine of the unmodified network in fp32 other than the reference; empty if there
     is none, or no latency. states: nearest first; empty where one CPU was used or none was probed.
     incomplete: what is not measured and why; empty if nothing is missing.
@@ -241,6 +317,11 @@ class MeasurementsSpec(Config):
     reference: str
     best_fp32: str
     engines: dict[str, EngineFigures]
+    # Of the task, the one that goals go by unless they say otherwise first.
+    metrics: tuple[MetricFacts, ...] = (ACCURACY_TOP1,)
+    unit: str = "images"  # what the rows of requests are called
+    operation: str = "predict"  # that `engines` is about
+    operations: dict[str, OperationFigures] = Field(default_factory=dict)  # further ones, by name
     pairs: tuple[PairedRatio, ...] = ()  # each two measured engines once
     states: tuple[CoreState, ...] = ()
     rounds: int

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field, JsonValue
+from pydantic import Field, JsonValue, model_validator
 
-from hpml.artifacts.model_input import InputSpec
+from hpml.artifacts.dataset import of_images
+from hpml.artifacts.operation import Operation
 from hpml.core.contract import Config
 
 
@@ -15,6 +16,21 @@ class ArchitectureSpec(Config):
 
     name: str
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
+
+
+class WeightsOrigin(Config):
+    """Where trained weights that a training began with are from.
+
+    source: the name of the file or folder, or its address. sha256: of each file that was read, by its name.
+    """
+
+    source: str
+    licence: str
+    sha256: dict[str, str]
+
+    def in_words(self) -> str:
+        """Such as "smollm, licence apache-2.0"."""
+        return f"{self.source}, licence {self.licence}"
 
 
 class QuantizationSpec(Config):
@@ -40,11 +56,18 @@ class ModelSpec(Config):
     status: Literal["built", "not built"] = "built"
     reason: str = ""  # why it was not built
     architecture: ArchitectureSpec
-    input: InputSpec
-    class_names: tuple[str, ...]
+    task: dict[str, JsonValue]  # see `hpml.tasks`
+    operations: tuple[Operation, ...]  # what can be asked of it; goals judge the first
+    origin: WeightsOrigin | None = None  # None: it began at random
     methods: tuple[str, ...] = ()
     channel_plan: dict[str, dict[str, int]] | None = None
     quantization: QuantizationSpec | None = None
     parameters: int
-    macs: int  # multiply-accumulates for one sample
-    accuracy_top1: float  # of the network in torch, on the test split
+    macs: int  # multiply-accumulates for one row
+    # Metric -> its value, of the network in torch, on the validation split; none where it is not built.
+    quality: dict[str, float] = Field(default_factory=dict)
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_versions_before(cls, given: Any) -> Any:
+        return of_images(given)

@@ -69,6 +69,19 @@ def canonical_json(value: Any) -> str:
     return json.dumps(value, sort_keys=True, separators=(",", ":"), ensure_ascii=False)
 
 
+def renamed(given: Any, **names: str) -> Any:
+    """The fields of a config by the names of now, for its validator: old name = new name.
+
+    Raises ValueError where both are there.
+    """
+    if not isinstance(given, dict):
+        return given
+    for old, new in names.items():
+        if old in given and new in given:
+            raise ValueError(f"{old} and {new} are both there: remove {old}, which is called {new} now")
+    return {names.get(key, key): item for key, item in given.items()}
+
+
 def texts_in(value: Any) -> Iterator[str]:
     """Every string in a JSON value, keys included."""
     if isinstance(value, str):
@@ -99,7 +112,7 @@ def validate(expected: type[_T] | Any, value: Any, *, where: str) -> _T:
     try:
         return typing.cast(_T, TypeAdapter(expected).validate_python(value))
     except ValidationError as error:
-        raise ConfigInvalid(f"{where} is not valid", why=_explain(error, expected), fix="") from None
+        raise ConfigInvalid(f"{where} is not valid", why=_explain(error, expected, value)) from None
 
 
 def _unusable(value: Any) -> Iterator[str]:
@@ -107,37 +120,72 @@ def _unusable(value: Any) -> Iterator[str]:
     pending: list[tuple[str, Any]] = [("", value)]
     while pending:
         key, item = pending.pop()
-        shown = shortened(key) or "the whole"
+        of_key = f"{shortened(key)}: " if key else ""
         if isinstance(item, dict | list | tuple):
             named = list(item.items() if isinstance(item, dict) else enumerate(item))
             pending += [(f"{key}.{name}" if key else f"{name}", below) for name, below in named]
             pending += [(key, name) for name, _ in named if isinstance(name, str)]
         elif isinstance(item, int) and not -_INTEGERS <= item < _INTEGERS:
-            yield f"{shown}: integers are from -2^63 to 2^63 - 1, this one has {item.bit_length()} bits"
+            yield f"{of_key}integers are from -2^63 to 2^63 - 1, this one has {item.bit_length()} bits"
         elif isinstance(item, float) and not math.isfinite(item):
-            yield f"{shown}: {item} is not a finite number"
+            yield f"{of_key}{item} is not a finite number"
         elif isinstance(item, str) and "\0" in item:
-            yield f"{shown}: {shortened(item)!r} holds a NUL"
+            yield f"{of_key}{shortened(item)!r} holds a NUL"
         elif isinstance(item, str) and any("\ud800" <= character <= "\udfff" for character in item):
-            yield f"{shown}: {shortened(item)!r} holds a character that UTF-8 cannot encode"
+            yield f"{of_key}{shortened(item)!r} holds a character that UTF-8 cannot encode"
 
 
-# What to write in YAML, where pydantic speaks of Python's types.
+# What to write in YAML, where pydantic speaks of Python's types; in braces what it tells besides.
+_LIST, _KEYS = "a list, such as [a, b]", "keys with values, such as {{key: value}}"
 _WANTED = {
-    "tuple_type": "a list, such as [a, b]",
-    "list_type": "a list, such as [a, b]",
-    "dict_type": "keys with values, such as {key: value}",
-    "model_type": "keys with values, such as {key: value}",
-    "model_attributes_type": "a name, or keys with values, such as {key: value}",
+    "tuple_type": _LIST,
+    "list_type": _LIST,
+    "dict_type": _KEYS,
+    "model_type": _KEYS,
+    "model_attributes_type": f"a name, or {_KEYS}",
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "a whole number"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    **dict.fromkeys(("string_type", "path_type"), "text"),
+    "string_pattern_mismatch": "text that matches {pattern}",
+    "literal_error": "{expected}",
+    "greater_than": "more than {gt:,.10g}",
+    "greater_than_equal": "at least {ge:,.10g}",
+    "less_than": "less than {lt:,.10g}",
+    "less_than_equal": "at most {le:,.10g}",
 }
+_IN_YAML = {None: "null", True: "true", False: "false"}
 
 
-def _explain(error: ValidationError, expected: Any) -> str:
+def _explain(error: ValidationError, expected: Any, given: Any) -> str:
+    by_path: dict[str, Any] = {}  # of a union pydantic tells what each branch lacks: the first says enough
     problems = error.errors(include_url=False)
-    inner = {problem["loc"][:-1] for problem in problems}
-    # Of a list whose items are wrong pydantic also says that too few of them are right.
-    problems = [one for one in problems if one["type"] != "too_short" or one["loc"] not in inner]
-    return _listed([_explain_one(problem, expected) for problem in problems[:_SHOWN]], len(problems))
+    for problem in problems:
+        # Of a list whose items are wrong pydantic also says that too few of them are right.
+        place = problem["loc"]
+        is_outer = any(place == other["loc"][: len(place)] != other["loc"] for other in problems)
+        if problem["type"] != "too_short" or not is_outer:
+            by_path.setdefault(_path(place, given), problem)
+    told = [_explain_one(path, problem, expected) for path, problem in list(by_path.items())[:_SHOWN]]
+    return _listed(told, len(by_path))
+
+
+def _path(place: Sequence[str | int], given: Any) -> str:
+    """The keys of `place` as the user wrote them in `given`: pydantic puts names of types between them."""
+    kept: list[str] = []
+    for part in place:
+        is_item = isinstance(given, list | tuple) and isinstance(part, int) and part < len(given)
+        if is_item or (isinstance(given, Mapping) and part in given):
+            given = given[part]
+        elif isinstance(given, str) and part == given:  # a bare name for the source, method or target
+            given = {}
+            continue
+        elif not isinstance(given, Mapping) or part in given.values() or not str(part).isidentifier():
+            continue
+        else:  # missing, or there by an older name
+            given = {}
+        kept.append(str(part))
+    return shortened(".".join(kept))
 
 
 def _listed(shown: list[str], count: int) -> str:
@@ -145,29 +193,38 @@ def _listed(shown: list[str], count: int) -> str:
     return "; ".join([*shown, *more])
 
 
-def _explain_one(problem: Any, expected: Any) -> str:
-    path = shortened(".".join(str(part) for part in problem["loc"])) or "the whole"
-    if problem["type"] == "extra_forbidden":
+def _explain_one(path: str, problem: Any, expected: Any) -> str:
+    what = _what_is_wrong(problem, expected)
+    return f"{path}: {what}" if path else what
+
+
+def _what_is_wrong(problem: Any, expected: Any) -> str:
+    kind, told, given = problem["type"], problem.get("ctx", {}), problem.get("input")
+    if kind == "missing":
+        return "it is missing"
+    if kind == "extra_forbidden":
         known = sorted(_keys_at(problem["loc"][:-1], expected))
         near = difflib.get_close_matches(str(problem["loc"][-1])[:80], known, n=1)
-        return f"{path}: no such key" + (f", did you mean {near[0]!r}?" if near else "")
-    if problem["type"] == "value_error":
-        return f"{path}: {problem['ctx']['error']}"
-    if problem["type"] == "union_tag_invalid":
-        tag, allowed = (str(problem["ctx"][name]) for name in ("tag", "expected_tags"))
+        return "no such key" + (f", did you mean {near[0]!r}?" if near else "")
+    if kind == "value_error":
+        return str(told["error"])
+    if kind == "union_tag_not_found":
+        return f"it needs the key {told['discriminator']}"
+    if kind == "union_tag_invalid":
+        tag, allowed = (str(told[name]) for name in ("tag", "expected_tags"))
         allowed = allowed.replace("'", "")
         near = difflib.get_close_matches(tag[:80], allowed.split(", "), n=1)
         hint = f", did you mean {near[0]!r}?" if near else ""
-        return f"{path}: {shortened(tag)!r} is unknown, allowed: {allowed}{hint}"
-    if problem["type"] == "too_short":
-        return (
-            f"{path}: at least {problem['ctx']['min_length']} needed, {problem['ctx']['actual_length']} given"
-        )
-    given = problem.get("input")
-    if wanted := _WANTED.get(problem["type"]):
-        return f"{path}: it should be {wanted} (got {shortened(repr(given))})"
-    shown = "" if isinstance(given, Mapping | list) else f" (got {shortened(repr(given))})"
-    return f"{path}: {problem['msg'][0].lower()}{problem['msg'][1:]}{shown}"
+        return f"{shortened(tag)!r} is unknown, allowed: {allowed}{hint}"
+    if kind == "too_short":
+        return f"at least {told['min_length']} needed, {told['actual_length']} given"
+    is_word = given is None or isinstance(given, bool)
+    shown = f" (got {_IN_YAML[given] if is_word else shortened(repr(given))})"
+    if kind in _WANTED:
+        return f"it should be {_WANTED[kind].format(**told)}{shown}"
+    return f"{problem['msg'][0].lower()}{problem['msg'][1:]}" + (
+        "" if isinstance(given, Mapping | list) else shown
+    )
 
 
 def _keys_at(place: Sequence[str | int], expected: Any) -> set[str]:

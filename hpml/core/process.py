@@ -33,6 +33,11 @@ def spin_briefly() -> None:
     os.environ.update({name: _BRIEF_SPINNING[name] for name in _ours})
 
 
+def import_paths() -> tuple[str, ...]:
+    """The folders of the user's own modules that this process was told of; see hpml/__init__.py."""
+    return tuple(filter(None, os.environ.get("HPML_IMPORT_PATHS", "").split(os.pathsep)))
+
+
 def users_environment() -> dict[str, str]:
     """The environment without what `spin_briefly` put into it: for what is measured as users run it."""
     return {name: value for name, value in os.environ.items() if name not in _ours}

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import stat
+from functools import cache
 from pathlib import Path
 
 _KINDS = {
@@ -30,3 +32,15 @@ def problem(path: Path, *, or_folder: bool = False) -> str:
         wanted = "a regular file or a folder" if or_folder else "a regular file"
         return f"is {_KINDS.get(stat.S_IFMT(mode), 'a special file')}, {wanted} is needed"
     return "" if os.access(path, os.R_OK) else "may not be read"
+
+
+def sha256(file: Path) -> str:
+    """The SHA-256 of the content of `file`, in hex; read again only if the file has changed."""
+    status = file.stat()
+    return _sha256(file, status.st_size, status.st_ctime_ns)
+
+
+@cache
+def _sha256(file: Path, _size: int, _changed_ns: int) -> str:
+    with file.open("rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()

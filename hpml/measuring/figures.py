@@ -13,7 +13,14 @@ from hpml.artifacts.folder import Artifact
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import EngineFigures, Throughput
 from hpml.measuring.config import BenchmarkConfig
-from hpml.measuring.paired import MIN_ROUNDS, Batch1Analysis, counts, reference_of, undisturbed_rows
+from hpml.measuring.paired import (
+    MIN_ROUNDS,
+    Batch1Analysis,
+    counterpart,
+    counts,
+    reference_of,
+    undisturbed_rows,
+)
 from hpml.measuring.resources import LaunchRecord, resource_figures
 from hpml.measuring.rounds import Rounds
 from hpml.measuring.statistics import quantile, rate, samples_needed
@@ -31,7 +38,10 @@ def best_fp32(
     candidates = [
         name
         for name in names
-        if name != reference and engines[name].spec.precision == "fp32" and not engines[name].spec.methods
+        if name in engines
+        and name != reference
+        and engines[name].spec.precision == "fp32"
+        and not engines[name].spec.methods
     ]
     if not rounds.at(1):
         return ""
@@ -65,24 +75,30 @@ def engine_figures(
 def timings(
     rounds: Rounds, config: BenchmarkConfig, names: Sequence[str], *, fastest_fp32: str, busy: str
 ) -> dict[str, dict[str, Any]]:
-    """What the rounds alone say of each engine, as fields of `EngineFigures`.
+    """What the rounds alone say of each engine, and of each operation of it, as fields of `EngineFigures`.
 
     fastest_fp32 is empty where there is none. busy: why there are not enough undisturbed rounds, in words.
     """
     batches = config.timed_batches
     latencies = rounds.latencies(names, batches)
     at_1 = Batch1Analysis.of(rounds, names, precision=config.precision)
-    reference = reference_of(config, names)
-    return {
-        name: {
-            **_percentiles(latencies[name][1], at_1.launches, busy),
+    found = {}
+    for name in names:
+        reference = counterpart(reference_of(config, names), name, names)
+        best = counterpart(fastest_fp32, name, names) if fastest_fp32 else ""
+        ratios = {"speedup_vs_reference": at_1.ratio(name, reference)}
+        if best:
+            ratios["speedup_vs_best_fp32"] = at_1.ratio(name, best)
+        percentiles = _percentiles(latencies[name][1], at_1.launches, busy)
+        if "latency_ms_p50" in percentiles:  # else nothing is known
+            percentiles["unquoted"] |= {key: one.reason for key, one in ratios.items() if not one.speedup}
+        found[name] = {
+            **percentiles,
             **_throughputs(latencies[name], [b for b in batches if b in config.batch_sizes], rounds),
-            "speedup_vs_reference": at_1.ratio(name, reference).speedup,
-            "speedup_vs_best_fp32": at_1.ratio(name, fastest_fp32).speedup if fastest_fp32 else None,
-            "states": at_1.figures(name, reference, fastest_fp32),
+            **{key: one.speedup for key, one in ratios.items()},
+            "states": at_1.figures(name, reference, best),
         }
-        for name in names
-    }
+    return found
 
 
 def _throughputs(
@@ -93,8 +109,8 @@ def _throughputs(
         launch = np.array([one.launch for one in rounds.at(batch)], np.int64)
         clean = np.isfinite(latencies[batch]).all(axis=1)
         if clean.sum() >= MIN_ROUNDS:
-            images_per_s = rate(batch, latencies[batch][clean] / 1e3, counts(launch[clean]))
-            found.append(Throughput(batch=batch, images_per_s=images_per_s))
+            rows_per_s = rate(batch, latencies[batch][clean] / 1e3, counts(launch[clean]))
+            found.append(Throughput(batch=batch, rows_per_s=rows_per_s))
     return {"throughput": tuple(found)}
 
 

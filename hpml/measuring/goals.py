@@ -10,14 +10,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
 from hpml.artifacts.core_state import CoreState
 from hpml.artifacts.interval import Interval
-from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
-from hpml.core.contract import Config
+from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec, OperationFigures
+from hpml.artifacts.metric import ACCURACY_TOP1, MetricFacts
+from hpml.core.contract import Config, renamed
 from hpml.core.errors import ConfigInvalid, StageFailed
 
 Objective = Literal["latency_ms_p50", "latency_ms_p99", "throughput", "size_bytes"]
@@ -30,17 +31,23 @@ QUANTITIES: dict[Objective, str] = {
     "throughput": "throughput",
     "size_bytes": "size",
 }
-_SMALLEST_ALLOWED_DROP = 0.001  # 0.1 point; a relative shortfall needs something to be relative to
+_SMALLEST_ALLOWED_LOSS = 0.001  # 0.1 point or percent; a relative shortfall needs something to be relative to
 
 
 class Goals(Config):
     """What the chosen engine has to satisfy, and what is then minimised (throughput: maximised)."""
 
-    # Of top-1, from the reference's; 0.01 = 1 point.
-    max_accuracy_drop: float = Field(default=0.01, ge=0, le=1)
+    metric: str = ""  # of the task, that quality is judged by; empty: the task's default
+    # How much worse than the reference's: of a share in points (0.01 = 1 point), else relative (0.01 = 1 %).
+    max_quality_loss: float = Field(default=0.01, ge=0)
     max_latency_ms_p99: float | None = Field(default=None, gt=0)  # batch 1
     max_size_mb: float | None = Field(default=None, gt=0)  # 1 MB = 1e6 bytes
     objective: Objective = "latency_ms_p50"
+
+    @model_validator(mode="before")
+    @classmethod
+    def _by_their_names_of_before(cls, given: Any) -> Any:
+        return renamed(given, max_accuracy_drop="max_quality_loss")
 
 
 @dataclass(frozen=True)
@@ -85,10 +92,13 @@ class DecisionRecord(Config):
     engine_digest: str  # of the engine as it was exported, without this file
     measurements_digest: str
     figures: EngineFigures
+    operations: dict[str, OperationFigures] = Field(default_factory=dict)  # further ones, of it alone
     reference_figures: EngineFigures
     verdicts: dict[str, Verdict]
     undecided: str = ""  # as in `Decision`
     states: tuple[CoreState, ...] = ()  # of the cores, that the figures are of
+    cpu: str = ""  # that the figures were taken on; of versions before unknown
+    metrics: tuple[MetricFacts, ...] = (ACCURACY_TOP1,)  # of the task; the first is its default
 
     @property
     def unverified(self) -> tuple[str, ...]:
@@ -99,13 +109,15 @@ class DecisionRecord(Config):
 def decide(goals: Goals, measurements: MeasurementsSpec) -> Decision:
     """Judge every engine against `goals`.
 
-    Accuracy and size have to meet theirs; a latency that is not known keeps nobody out, but is marked as not
+    Quality and size have to meet theirs; a latency that is not known keeps nobody out, but is marked as not
     verified. Of the candidates, those that no other is known to beat are tied, and the tie goes to the
     smallest, then to the first by name. The reference (torch eager) is measured but cannot be chosen.
     `nearest` is, where none qualifies, the one with the smallest worst relative shortfall.
-    Raises StageFailed if the accuracy of the reference is not known, ConfigInvalid if that of another is not.
+    Raises StageFailed if the quality of the reference is not known, ConfigInvalid if that of another is not,
+    or if the task has no such metric.
     """
-    accuracy_to_keep = _reference_accuracy(measurements)
+    metric = metric_of(goals, measurements)
+    to_keep = _reference_quality(metric, measurements)
     verdicts: dict[str, Verdict] = {}
     candidates: dict[str, EngineFigures] = {}
     for name, figures in measurements.engines.items():
@@ -113,7 +125,7 @@ def decide(goals: Goals, measurements: MeasurementsSpec) -> Decision:
             verdicts[name] = Verdict("reference", "what the others are compared with, not a candidate")
         elif figures.status == "not built":
             verdicts[name] = Verdict("not built", figures.reason)
-        elif misses := _misses(goals, figures, accuracy_to_keep):
+        elif misses := _misses(goals, metric, figures, to_keep):
             sentences, shortfalls = zip(*misses, strict=True)
             verdicts[name] = Verdict("disqualified", "; ".join(sentences), max(shortfalls))
         else:
@@ -124,11 +136,11 @@ def decide(goals: Goals, measurements: MeasurementsSpec) -> Decision:
 
 
 def objective_interval(objective: Objective, figures: EngineFigures) -> Interval | None:
-    """The figure that `objective` names, in its own unit; for throughput, images/s at the best batch size."""
+    """The figure that `objective` names, in its own unit; for throughput, rows/s at the best batch size."""
     if objective == "size_bytes":
         return Interval(value=figures.size_bytes, low=figures.size_bytes, high=figures.size_bytes)
     if objective == "throughput":
-        return max((item.images_per_s for item in figures.throughput), key=lambda i: i.value, default=None)
+        return max((item.rows_per_s for item in figures.throughput), key=lambda i: i.value, default=None)
     figure: Interval | None = getattr(figures, objective)
     return figure
 
@@ -138,14 +150,14 @@ def is_better(objective: Objective, one: Interval, other: Interval) -> bool:
     return one.low > other.high if objective == "throughput" else one.high < other.low
 
 
-def describe(objective: Objective, figure: Interval | None) -> str:
+def describe(objective: Objective, figure: Interval | None, unit: str = "images") -> str:
     """The figure in words, with its interval: "latency p50 0.71 ms (0.69 to 0.73)"."""
     if figure is None:
         return f"{QUANTITIES[objective]} is not measured"
     if objective == "size_bytes":
         return f"size {figure.value / 1e6:.4g} MB"
     if objective == "throughput":
-        return f"throughput {figure.value:.0f} images/s ({figure.low:.0f} to {figure.high:.0f})"
+        return f"throughput {figure.value:.0f} {unit}/s ({figure.low:.0f} to {figure.high:.0f})"
     percentile = objective.rpartition("_")[2]
     return f"latency {percentile} {figure.value:.3g} ms ({figure.low:.3g} to {figure.high:.3g})"
 
@@ -153,35 +165,49 @@ def describe(objective: Objective, figure: Interval | None) -> str:
 # ------------------------------------------------------------------------------------------- the constraints
 
 
-def _reference_accuracy(measurements: MeasurementsSpec) -> float:
+def metric_of(goals: Goals, measurements: MeasurementsSpec) -> MetricFacts:
+    """The metric that `goals` go by. Raises ConfigInvalid if the task has none of that name."""
+    known = {metric.name: metric for metric in measurements.metrics}
+    if goals.metric and goals.metric not in known:
+        raise ConfigInvalid(
+            f"goals.metric is {goals.metric!r}",
+            why="the task has no such metric",
+            fix=f"give one of {', '.join(known)}",
+        )
+    return known.get(goals.metric, measurements.metrics[0])
+
+
+def _reference_quality(metric: MetricFacts, measurements: MeasurementsSpec) -> float:
     figures = measurements.engines.get(measurements.reference)
-    if figures is None or figures.accuracy_top1 is None:
+    if figures is None or metric.name not in figures.quality:
         raise StageFailed(
             f"the reference {measurements.reference!r} was not measured",
-            why="the accuracy that an engine may lose is counted from the reference's",
+            why=f"the {metric.label} that an engine may lose is counted from the reference's",
             fix=f"benchmark one of the engines as reference: {', '.join(measurements.engines) or 'none'}",
         )
-    return figures.accuracy_top1.value
+    return figures.quality[metric.name].value
 
 
-def _misses(goals: Goals, figures: EngineFigures, accuracy_to_keep: float) -> list[tuple[str, float]]:
+def _misses(
+    goals: Goals, metric: MetricFacts, figures: EngineFigures, to_keep: float
+) -> list[tuple[str, float]]:
     """The constraints that an engine violates, in words, and by how much, relative to what is allowed."""
-    if figures.accuracy_top1 is None:
+    if metric.name not in figures.quality:
         raise ConfigInvalid(
-            "goals.max_accuracy_drop cannot be judged",
-            why=f"the accuracy of the {figures.precision} {figures.target} engine is not known",
+            "goals.max_quality_loss cannot be judged",
+            why=f"the {metric.label} of the {figures.precision} {figures.target} engine is not known",
         )
-    # Rounded: 0.97 - 0.96 is 0.010000000000000009 in floating point, and is a drop of one point.
-    drop = round(accuracy_to_keep - figures.accuracy_top1.value, 9)
+    # Rounded: 0.97 - 0.96 is 0.010000000000000009 in floating point, and is a loss of one point.
+    loss = round(metric.loss(figures.quality[metric.name].value, to_keep), 9)
     p99_ms = figures.latency_ms_p99.value if figures.latency_ms_p99 else None
     constraints = (  # value, allowed, decimals; and what a shortfall is relative to, at least
         (
-            "accuracy drop",
-            "points",
-            100 * drop,
-            100 * goals.max_accuracy_drop,
+            f"{metric.label} worse by",
+            metric.loss_unit,
+            100 * loss,
+            100 * goals.max_quality_loss,
             1,
-            100 * _SMALLEST_ALLOWED_DROP,
+            100 * _SMALLEST_ALLOWED_LOSS,
         ),
         ("latency p99", "ms", p99_ms, goals.max_latency_ms_p99, 2, 0.0),
         ("size", "MB", figures.size_bytes / 1e6, goals.max_size_mb, 2, 0.0),
@@ -245,6 +271,7 @@ class _Race:
     ) -> None:
         self.objective = objective
         self._measurements = measurements
+        self._unit = measurements.unit
         # Versions before paired engines with two references only, and did not say with which rounds.
         self._is_paired = objective == "latency_ms_p50" and bool(measurements.pairs)
         self._sizes = {name: figures.size_bytes for name, figures in candidates.items()}
@@ -276,7 +303,7 @@ class _Race:
 
     def _why_chosen(self) -> str:
         """The figure of the chosen one, and what it has before the others."""
-        figure = describe(self.objective, self._figures[self.chosen])
+        figure = self._described(self.chosen)
         if len(self._names) == 1:
             return f"{figure}: the only one that meets the goals"
         if self.undecided:
@@ -293,7 +320,7 @@ class _Race:
         is_smaller = self._sizes[self.chosen] < self._sizes[name]
         after = f"{self.chosen} is smaller" if is_smaller else f"{self.chosen} is as small, and first by name"
         apart = "" if self._beats(name, self.chosen) is None else f", not told apart from {self.chosen}"
-        return f"{describe(self.objective, self._figures[name])}{apart}; {after}"
+        return f"{self._described(name)}{apart}; {after}"
 
     def _why_beaten(self, name: str) -> str:
         """By whom, and by how much where they were paired."""
@@ -301,7 +328,10 @@ class _Race:
         beater = self.chosen if self.chosen in beaters else beaters[0]
         ratio = self._ratio(beater, name)
         by = f" {ratio.value:.2f} times ({ratio.low:.2f} to {ratio.high:.2f})" if ratio else ""
-        return f"{describe(self.objective, self._figures[name])}, beaten by {beater}{by}"
+        return f"{self._described(name)}, beaten by {beater}{by}"
+
+    def _described(self, name: str) -> str:
+        return describe(self.objective, self._figures[name], self._unit)
 
     def _rivals(self) -> list[str]:
         return [name for name in self.unbeaten if name != self.chosen]

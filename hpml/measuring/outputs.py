@@ -1,10 +1,14 @@
-"""Whether engines that are measured together also answer alike: the same requests to all, one at a time."""
+"""Whether engines that are measured together also answer alike: the same requests to all, one at a time.
+
+Each is one sample; where larger batches are timed, some requests of the largest follow.
+"""
 
 from __future__ import annotations
 
+import itertools
 import time
 import zipfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,11 +22,13 @@ from hpml.measuring.process.engine_process import GRACE_S, EngineProcess
 from hpml.measuring.subjects import Subject
 
 _REQUESTS = 64
+_BATCHED_REQUESTS = 4  # of the largest batch
 _SECONDS = 5.0  # no request after so many
 _LARGEST = 256 * 1024**2  # bytes of all answers of an engine; no request after so many
 
 Arrays = Mapping[str, NDArray[Any]]
 Answers = list[dict[str, Any]]  # of each request, by the output's name; None: no array of numbers
+Batched = dict[int, Answers]  # by the batch size of the requests
 
 
 def compare_outputs(
@@ -34,11 +40,9 @@ def compare_outputs(
 ) -> dict[str, OutputComparison]:
     """What each of `subjects` answers to the first rows of `inputs`, beside what the reference does.
 
-    Nothing where there is only one. takes: which arrays of `inputs` a subject takes. Raises StageFailed that
-    names the subject that crashes, answers wrongly, or takes longer than the time budget allows.
+    Of a single one, only what is not finite. takes: what a subject is given. Raises StageFailed that names
+    the subject that crashes, answers wrongly, or takes longer than the time budget allows.
     """
-    if len(subjects) == 1:
-        return {}
     files, reference, limit_s = {}, config.reference, config.time_budget_s + GRACE_S
     for index, (name, subject) in enumerate(subjects.items()):
         file = out.scratch / f"outputs-{index}.npz"
@@ -51,14 +55,20 @@ def compare_outputs(
                 batch_sizes=[1],
                 threads=config.threads or out.threads,
             )
+            largest = max(config.timed_batches)
+            requests = [(1, _REQUESTS), *([(largest, _BATCHED_REQUESTS)] if largest > 1 else [])]
             told = process.ask(
-                "outputs", "telling its outputs", requests=_REQUESTS, seconds=_SECONDS, file=str(file)
+                "outputs",
+                "telling its outputs",
+                requests=requests,
+                seconds=_SECONDS,
+                file=str(file),
             )
         files[name] = (file, told["names"])
     expected = _read(*files[reference])
     return {
-        name: compare(_read(*files[name]), expected, is_reference=name == reference)
-        if list(takes[name]) == list(takes[reference])
+        name: compare_batches(_read(*files[name]), expected, is_reference=name == reference)
+        if sorted(takes[name]) == sorted(takes[reference])
         else OutputComparison(reason=f"it takes other inputs than {reference}")
         for name in subjects
     }
@@ -72,37 +82,66 @@ def write(
     arrays: Arrays,
     file: Path,
     *,
-    requests: int,
+    requests: Sequence[tuple[int, int]],
     seconds: float,
 ) -> dict[str, Any]:
-    """Write what `outputs` gives for the first rows of `arrays` to `file`, and tell the names."""
-    until_s = time.perf_counter() + seconds
+    """Write what `outputs` gives for the first rows of `arrays` to `file`, and tell the names.
+
+    requests: batch sizes, and how many requests of each at most; each size has its share of the `seconds`. Of
+    fewer rows than a batch, they repeat.
+    """
     names: list[str] = []
-    written = 0
     with zipfile.ZipFile(file, "w") as archive:
-        for row in range(min(requests, *(len(array) for array in arrays.values())) if outputs else 0):
+        for batch, most in requests if outputs else ():
             assert outputs is not None
-            answer = outputs({name: array[row : row + 1] for name, array in arrays.items()})
-            names = names or list(answer)
-            for name, value in answer.items():
-                if isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
-                    written += value.nbytes
-                    with archive.open(f"{row}:{names.index(name)}.npy", "w", force_zip64=True) as member:
-                        np.lib.format.write_array(member, value, allow_pickle=False)
-            if time.perf_counter() > until_s or written > _LARGEST:
-                break
+            until_s, written = time.perf_counter() + seconds / len(requests), 0
+            for number, request in enumerate(itertools.islice(_requests(arrays, batch), most)):
+                answer = outputs(request)
+                names = names or list(answer)
+                for name, value in answer.items():
+                    if name in names and isinstance(value, np.ndarray) and value.dtype.kind in "fiub":
+                        written += value.nbytes
+                        member = f"{batch}:{number}:{names.index(name)}.npy"
+                        with archive.open(member, "w", force_zip64=True) as content:
+                            np.lib.format.write_array(content, value, allow_pickle=False)
+                if time.perf_counter() > until_s or written > _LARGEST / len(requests):
+                    break
     return {"names": names}
 
 
-def _read(file: Path, names: Sequence[str]) -> Answers:
+def _requests(arrays: Arrays, batch: int) -> Iterator[Arrays]:
+    """Requests of `batch` rows that follow each other; the rows of the last, or only, one begin anew."""
+    rows = min(len(array) for array in arrays.values())
+    for start in range(0, rows, batch):
+        chosen = np.arange(start, start + batch) % rows
+        yield {name: array[chosen] for name, array in arrays.items()}
+
+
+def _read(file: Path, names: Sequence[str]) -> Batched:
+    found: Batched = {}
     with np.load(file, allow_pickle=False) as arrays:
-        rows = 1 + max((int(key.partition(":")[0]) for key in arrays.files), default=-1)
-        return [
-            {name: arrays.get(f"{row}:{index}") for index, name in enumerate(names)} for row in range(rows)
-        ]
+        for key in arrays.files:
+            batch, number, index = map(int, key.split(":"))
+            answers = found.setdefault(batch, [])
+            answers += [dict.fromkeys(names) for _ in range(number + 1 - len(answers))]
+            answers[number][names[index]] = arrays[key]
+    return found
 
 
 # -------------------------------------------------------------------------------------------- beside another
+
+
+def compare_batches(answers: Batched, expected: Batched, *, is_reference: bool = False) -> OutputComparison:
+    """`compare` for each batch size that both answered."""
+    first, *others = sorted({1, *(answers.keys() & expected.keys())})
+    found = compare(answers.get(first, []), expected.get(first, []), is_reference=is_reference)
+    for batch in others:
+        told = compare(answers[batch], expected[batch], is_reference=is_reference)
+        figures = (one.model_copy(update={"batch": batch}) for one in told.outputs)
+        found = found.model_copy(
+            update={"outputs": (*found.outputs, *figures), "batched": {**found.batched, batch: told.requests}}
+        )
+    return found
 
 
 def compare(answers: Answers, expected: Answers, *, is_reference: bool = False) -> OutputComparison:
@@ -164,7 +203,12 @@ def _beside(
         return alone
     a, b = (np.concatenate([array.ravel().astype(np.float64) for array in of]) for of in (own, expected))
     both = np.isfinite(a) & np.isfinite(b)
-    found: dict[str, float | None] = {"top1_agreement": _top1_agreement(own, expected)}
+    alike = both | (np.isnan(a) & np.isnan(b)) | (a == b)  # the same infinity
+    found: dict[str, float | None] = {
+        "top1_agreement": _top1_agreement(own, expected),
+        "not_finite_alone": int((~alike).sum()),
+        "is_whole": all(array.dtype.kind != "f" for array in (*own, *expected)),
+    }
     if both.any():
         largest = float(np.abs(b[both]).max())
         with np.errstate(over="ignore"):
@@ -175,14 +219,12 @@ def _beside(
 
 
 def _top1_agreement(own: list[Any], expected: list[Any]) -> float | None:
-    """The share of requests with the same class; None unless all are (1, classes) of floats.
+    """The share of samples with the same class; None unless all are (batch, classes) of floats.
 
     An answer with NaN has no class.
     """
     if any(array.ndim != 2 or array.shape[1] < 2 or array.dtype.kind != "f" for array in own):
         return None
-    same: list[bool] = [
-        not np.isnan(a).any() and not np.isnan(b).any() and a.argmax() == b.argmax()
-        for a, b in zip(own, expected, strict=True)
-    ]
-    return float(np.mean(same))
+    a, b = np.concatenate(own), np.concatenate(expected)
+    known = ~np.isnan(a).any(axis=1) & ~np.isnan(b).any(axis=1)
+    return float(np.mean(known & (a.argmax(axis=1) == b.argmax(axis=1))))

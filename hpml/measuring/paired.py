@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,29 @@ MIN_ROUNDS = 6  # undisturbed, to quote a figure: the extremes of five hold a me
 # Half the width of an interval; beyond it nothing is quoted, unless less precision is asked for.
 MAX_HALF_WIDTH = 0.05
 _RARE_STATE = 0.05  # of the time; a mixture is quoted without a state that is as rare
+
+
+# ------------------------------------------------------------------------------- engines and their operations
+
+
+def subject_name(engine: str, operation: str) -> str:
+    """What a further operation of an engine is called while it is timed, such as "fp32/onnx::prefill".
+
+    An engine's own name stands for the operation that goals judge.
+    """
+    return f"{engine}::{operation}"
+
+
+def engine_of(name: str, names: Collection[str]) -> str:
+    """The engine that `name` is an operation of, or is itself."""
+    engine = name.rpartition("::")[0]
+    return engine if engine in names else name
+
+
+def counterpart(engine: str, name: str, names: Collection[str]) -> str:
+    """`engine` in the operation that `name` is timed in: an operation is compared with no other."""
+    operation = name.removeprefix(engine_of(name, names))
+    return f"{engine}{operation}"
 
 
 def reference_of(config: BenchmarkConfig, names: Sequence[str]) -> str:
@@ -136,11 +159,15 @@ def core_states(rounds: Sequence[Round], states: States | None) -> tuple[CoreSta
 def compared(rounds: Rounds, names: Sequence[str], *, precision: float) -> dict[str, Any]:
     """What the rounds say of all engines together, as fields of `MeasurementsSpec`.
 
-    Of pairs each two engines are one, the later against the earlier.
+    Of pairs each two engines are one, the later against the earlier, in each operation.
     """
     at_1 = Batch1Analysis.of(rounds, names, precision=precision)
     return {
-        "pairs": tuple(at_1.ratio(engine, baseline) for baseline, engine in itertools.combinations(names, 2)),
+        "pairs": tuple(
+            at_1.ratio(engine, baseline)
+            for baseline, engine in itertools.combinations(names, 2)
+            if baseline == counterpart(engine_of(baseline, names), engine, names)
+        ),
         "states": at_1.states if rounds.states() else (),
         "rounds": len(at_1.state),
         "rounds_of_launches": tuple(at_1.launches),
@@ -163,7 +190,7 @@ def is_precise(rounds: Rounds, config: BenchmarkConfig, names: Sequence[str]) ->
     reference = reference_of(config, names)
     lasting = [state.name for state in at_1.states if state.share > _RARE_STATE]
     for name in names:
-        ratio = at_1.ratio(name, reference)
+        ratio = at_1.ratio(name, counterpart(reference, name, names))
         known = ratio.states if len(at_1.states) > 1 else {"": ratio.speedup}
         intervals = [known.get(state) for state in lasting]
         if not all(interval and _half_width(interval) <= config.precision for interval in intervals):
@@ -178,7 +205,7 @@ def missing(rounds: Rounds, config: BenchmarkConfig, names: Sequence[str]) -> st
     found = []
     at_1 = Batch1Analysis.of(rounds, names, precision=config.precision)
     reference = reference_of(config, names)
-    reasons = {at_1.ratio(name, reference).reason for name in names} - {""}
+    reasons = {at_1.ratio(name, counterpart(reference, name, names)).reason for name in names} - {""}
     if len(names) == 1:
         reasons = set() if len(at_1.state) >= MIN_ROUNDS else {f"{len(at_1.state)} of {MIN_ROUNDS} rounds"}
     if reasons:

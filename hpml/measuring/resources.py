@@ -37,7 +37,7 @@ def resource_figures(
     told: LaunchRecord, throughput: Sequence[Throughput], price_per_hour: float | None
 ) -> ResourceFigures:
     """The figures of one engine. A figure of which there are fewer than two values is None."""
-    best = max((item.images_per_s for item in throughput), key=lambda rate: rate.value, default=None)
+    best = max((item.rows_per_s for item in throughput), key=lambda rate: rate.value, default=None)
     return ResourceFigures(
         cold_start_ms=_mean(told.cold_start_ms),
         load_ms=_mean(told.load_ms),
@@ -55,13 +55,13 @@ def _mean(values: Sequence[float]) -> Interval | None:
     return geometric_mean(values) if len(values) > 1 else None
 
 
-def _price(images_per_s: Interval | None, price_per_hour: float | None) -> Interval | None:
+def _price(rows_per_s: Interval | None, price_per_hour: float | None) -> Interval | None:
     """Of a million images at that rate."""
-    if images_per_s is None or price_per_hour is None:
+    if rows_per_s is None or price_per_hour is None:
         return None
     per_million = price_per_hour / 3600 * 1e6
     return Interval(
-        value=per_million / images_per_s.value,
-        low=per_million / images_per_s.high,
-        high=per_million / images_per_s.low,
+        value=per_million / rows_per_s.value,
+        low=per_million / rows_per_s.high,
+        high=per_million / rows_per_s.low,
     )

@@ -13,7 +13,7 @@ import numpy as np
 from hpml.artifacts.measurements import EngineSettings
 from hpml.core.contract import Output
 from hpml.measuring.bench import Bench
-from hpml.measuring.paired import MIN_ROUNDS
+from hpml.measuring.paired import MIN_ROUNDS, engine_of
 from hpml.measuring.rounds import round_orders
 
 _ROUNDS = 25
@@ -24,10 +24,13 @@ _CLEARLY_FASTER = 1.02  # than what the runtime does by itself, to be preferred 
 def choose_settings(bench: Bench, out: Output) -> dict[str, EngineSettings]:
     """The settings of each engine of `bench`: those of its runtime where others are not clearly faster.
 
-    So it is, too, where the machine is too busy to tell.
+    So it is, too, where the machine is too busy to tell. All operations of an engine have those that are
+    fastest for the one that goals judge: it is served with one build and one pool of threads.
     """
     candidates: dict[str, list[EngineSettings]] = {}
     for name, subject in bench.subjects.items():
+        if engine_of(name, bench.names) != name:
+            continue
         known = subject.candidates(bench.threads)
         allowed = [settings for settings in known if bench.config.threads in (None, settings.threads)]
         if len(allowed) > 1:
@@ -42,7 +45,7 @@ def choose_settings(bench: Bench, out: Output) -> dict[str, EngineSettings]:
         speedups = np.median(took_ms[:, :1] / took_ms, axis=0)
         best = int(speedups.argmax())
         chosen[name] = allowed[best if speedups[best] > _CLEARLY_FASTER else 0]
-    return chosen
+    return {name: chosen[engine_of(name, bench.names)] for name in bench.names}
 
 
 def _p50_ms(trials: Bench, out: Output) -> list[dict[str, float]]:

@@ -66,6 +66,7 @@ def time_subjects(
         reference=config.reference,
         best_fp32="",
         engines={},
+        unit="samples",
         slice_ms=config.slice_ms,
         threads=bench.threads,
         seed=config.seed,

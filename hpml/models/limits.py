@@ -1,70 +1,20 @@
-"""Time and memory for building a network: its code is the user's, and its sizes are numbers in a recipe."""
+"""Memory for building a network, whose sizes are numbers in a recipe."""
 
 from __future__ import annotations
 
 import math
-import signal
 import sys
-import threading
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from typing import Any, NoReturn
+from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from hpml.core import memory
-from hpml.core.errors import ConfigInvalid, HpmlError
+from hpml.core.errors import ConfigInvalid
 
-BUILD_S = 300.0  # for importing and building a network; weights that it downloads included
 _WORTH_A_LOOK = 2**24  # bytes of a tensor
-
-
-class _TimeIsUp(BaseException):
-    """Not an Exception: the user's code may go on after any of those."""
-
-
-@contextmanager
-def time_limit(seconds: float, what: str) -> Iterator[None]:
-    """Stop the body after so many seconds. Holds in the main thread, which is where stages run.
-
-    Raises ConfigInvalid that says that `what`, such as "importing mynets", took longer.
-    """
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(_signal: int, _frame: object) -> NoReturn:
-        raise _TimeIsUp
-
-    before = signal.signal(signal.SIGALRM, stop)
-    timer = signal.setitimer(signal.ITIMER_REAL, seconds, 1.0)  # and again, should the code have gone on
-    try:
-        yield
-    except _TimeIsUp:
-        raise ConfigInvalid(
-            f"{what} did not end in {seconds:g} s",
-            fix="look for a loop without an end, and for what it waits; download weights beforehand",
-        ) from None
-    finally:
-        signal.setitimer(signal.ITIMER_REAL, 0)
-        signal.signal(signal.SIGALRM, before)
-        signal.setitimer(signal.ITIMER_REAL, *timer)
-
-
-@contextmanager
-def users_code(what: str, *, fix: str, kind: type[ConfigInvalid] = ConfigInvalid) -> Iterator[None]:
-    """Raise a `kind` of error, that `what` failed, for whatever a user's code in the body raises.
-
-    Errors of ours pass, such as Terminated from the handler of SIGTERM.
-    """
-    try:
-        yield
-    except HpmlError:
-        raise
-    except Exception as error:
-        raise kind(what, why=f"{type(error).__name__}: {error}", fix=fix) from None
 
 
 class memory_limit(TorchDispatchMode):  # type: ignore[no-untyped-call]

@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from hpml.artifacts.interval import Interval
+from hpml.artifacts.metric import MetricFacts
 from hpml.reporting.format import ABSENT, bounds, megabytes, plain
 
 
@@ -40,6 +41,11 @@ def interval_cell(
     certain = interval.low == interval.high  # a ratio to itself
     small = "" if certain else bounds(interval, scale=scale, places=places)
     return Cell(value_text(interval, scale, places), (small,))
+
+
+def quality_cell(quality: Mapping[str, Interval], metric: MetricFacts) -> Cell:
+    """A metric of an engine, for a column with the metric's heading."""
+    return interval_cell(quality.get(metric.name), scale=metric.scale, places=metric.places)
 
 
 def value_text(interval: Interval, scale: float = 1.0, places: int | None = None) -> str:

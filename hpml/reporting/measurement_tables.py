@@ -6,7 +6,13 @@ from collections.abc import Mapping, Sequence
 
 from hpml.artifacts.core_state import CoreState
 from hpml.artifacts.interval import Interval
-from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec, StateFigures
+from hpml.artifacts.measurements import (
+    EngineFigures,
+    MeasurementsSpec,
+    OperationFigures,
+    StateFigures,
+    Throughput,
+)
 from hpml.measuring.state_mixture import mixture, share
 from hpml.reporting.cells import Cell, Row, interval_cell, named, value_text
 from hpml.reporting.format import ABSENT, TIMES, bounds, plain
@@ -83,11 +89,42 @@ def settings_of(engine: EngineFigures) -> str:
 
 
 def throughput_rows(engines: Mapping[str, EngineFigures], classes: Mapping[str, str]) -> list[Row]:
-    """Images per second at each batch size that some engine was measured at; none where none was."""
+    """Rows per second at each batch size that some engine was measured at; none where none was."""
     batches = sorted({item.batch for engine in engines.values() for item in engine.throughput})
     rows = []
     for name, engine in engines.items():
-        rates = {item.batch: item.images_per_s for item in engine.throughput}
+        rates = {item.batch: item.rows_per_s for item in engine.throughput}
         of_batches = {f"batch {batch}": interval_cell(rates.get(batch)) for batch in batches}
         rows.append({"engine": named(name, classes), **of_batches})
     return rows if batches else []
+
+
+def operation_rows(operation: str, measured: MeasurementsSpec, classes: Mapping[str, str]) -> list[Row]:
+    """The figures of each engine in a further operation: latency, speed, and rates by batch size."""
+    figures, rows = measured.operations[operation], []
+    batches = sorted({item.batch for engine in figures.engines.values() for item in engine.throughput})
+    for name, engine in figures.engines.items():
+        row = {
+            "engine": named(name, classes, settings_of(engine)),
+            "p50, ms": figure_cell(engine, "latency_ms_p50"),
+            "p99, ms": figure_cell(engine, "latency_ms_p99"),
+            f"speed vs {measured.reference}": figure_cell(engine, "speedup_vs_reference"),
+        }
+        if measured.best_fp32:
+            row[f"speed vs {measured.best_fp32}"] = figure_cell(engine, "speedup_vs_best_fp32")
+        rates = {item.batch: rate(figures, item) for item in engine.throughput}
+        for batch in batches:
+            row[f"{figures.unit}/s, batch {batch}"] = interval_cell(rates.get(batch), NOT_MEASURED)
+        rows.append(row)
+    return rows
+
+
+def rate(operation: OperationFigures, throughput: Throughput) -> Interval:
+    """What an engine does in a second, in the operation's unit."""
+    return throughput.rows_per_s.scaled(operation.units_per_row)
+
+
+def best_rate(operation: OperationFigures, engine: EngineFigures) -> tuple[Interval, int] | None:
+    """The largest rate of an engine, and its batch size; None where none is known."""
+    rates = [(rate(operation, item), item.batch) for item in engine.throughput]
+    return max(rates, key=lambda found: found[0].value, default=None)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Union
 from pydantic import Discriminator
 
 from hpml.core.contract import BareName
-from hpml.targets.base import TOLERANCES, Built, NotBuilt, Session, Target, Tolerance
+from hpml.targets.base import TOLERANCES, Built, NotBuilt, Target, Tolerance, tolerance_of
 from hpml.targets.eager import Eager
 from hpml.targets.onnx import Onnx
 from hpml.targets.openvino import OpenVino
@@ -44,4 +44,5 @@ __all__ = [
     "Session",
     "Target",
     "Tolerance",
+    "tolerance_of",
 ]

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import ClassVar, Literal
 
 from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.engine import EngineSpec
@@ -15,12 +15,9 @@ from hpml.core import hardware
 from hpml.core.atomic_files import write_text_atomic
 from hpml.core.contract import Output
 from hpml.core.errors import StageFailed
-from hpml.targets.base import Built, NotBuilt, Profiler, Session, Target
-
-if TYPE_CHECKING:
-    import numpy as np
-    import torch
-    from numpy.typing import NDArray
+from hpml.targets.base import Built, NotBuilt, Profiler, Target
+from hpml.tasks import task_of
+from hpml.tasks.base import Runs
 
 DESCRIPTION = "model.json"
 
@@ -54,13 +51,12 @@ class Eager(Target):
         device = f"cuda {torch.cuda.get_device_name()}" if gpu else "cpu"
         return Built(DESCRIPTION, "fp32", {"runtime": f"torch {torch.__version__}", "device": device})
 
-    def load(
-        self, folder: Path, engine: EngineSpec, *, threads: int, spinning: bool | None = None
-    ) -> Session:
+    def load(self, folder: Path, engine: EngineSpec, *, threads: int, spinning: bool | None = None) -> Runs:
         """The network of `model.json` on the device it was built for."""
         import torch
 
         from hpml import models
+        from hpml.tasks.torch_session import TorchSession
 
         device = engine.identity["device"].partition(" ")[0]
         if device == "cuda" and not torch.cuda.is_available():
@@ -74,7 +70,7 @@ class Eager(Target):
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         spec = ModelSpec.model_validate_json((folder / engine.file).read_bytes())
         network = models.load_weights(models.rebuild(spec), folder / models.WEIGHTS)
-        return EagerSession(network.eval().to(device), device)
+        return TorchSession(network, task_of(spec.task), spec.operations, device)
 
     def candidates(self, engine: EngineSpec, threads: int) -> tuple[EngineSettings, ...]:
         """As users run it: torch has a thread for each physical core unless it is told otherwise."""
@@ -85,21 +81,3 @@ class Eager(Target):
         device = engine.identity["device"]
         on_cpu = device.startswith("cpu")
         return "" if on_cpu else f"it runs on {device}, and layers of eager are timed on the CPU only"
-
-
-class EagerSession:
-    """A network in evaluation mode on its device."""
-
-    def __init__(self, network: torch.nn.Module, device: str) -> None:
-        import torch
-
-        self._network, self._device = network, device
-        self.stream = torch.cuda.current_stream() if device == "cuda" else None
-
-    def predict(self, x_nchw: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Logits, float32 (batch, classes), of float32 images (batch, channels, height, width)."""
-        import torch
-
-        with torch.inference_mode():
-            logits: torch.Tensor = self._network(torch.from_numpy(x_nchw).to(self._device))
-        return logits.cpu().numpy()

@@ -6,7 +6,7 @@ import tempfile
 from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Literal
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from pydantic import Field
 
@@ -15,14 +15,17 @@ from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.measurements import EngineSettings
 from hpml.artifacts.model import ModelSpec, QuantizationSpec
+from hpml.artifacts.operation import Operation
 from hpml.core import hardware
 from hpml.core.contract import Output
 from hpml.core.errors import StageFailed
-from hpml.targets.base import Built, NotBuilt, Profiler, Session, Target
+from hpml.targets.base import MOST_WEIGHTS, Built, NotBuilt, Profiler, Target
+from hpml.tasks import task_of
+from hpml.tasks.base import Runs
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
+    from torch import nn
 
     from hpml.targets.onnx_int8 import Activations
 
@@ -35,7 +38,7 @@ _LAUNCHES_ONLY = (
 
 
 class Onnx(Target):
-    """One `model.onnx` with a free batch; int8 where the model carries a quantization spec.
+    """`model.onnx` with a free batch, and a file for each further graph; int8 where the model says so.
 
     Whether signed or unsigned activations are faster depends on the machine and is for the benchmark to say:
     unless the spec says which, the engine comes with both.
@@ -45,6 +48,7 @@ class Onnx(Target):
     profiler: ClassVar[Profiler | None] = "onnxruntime"
     triton_platform: ClassVar[str] = "onnxruntime_onnx"
     is_standalone: ClassVar[bool] = True
+    most_weights: ClassVar[int | None] = MOST_WEIGHTS
 
     target: Literal["onnx"] = "onnx"
     opset: int = Field(default=20, ge=18, le=23)
@@ -61,11 +65,26 @@ class Onnx(Target):
         import onnxruntime
 
         from hpml import models
-        from hpml.targets.onnx_graph import export_graph, nodes_of_layers, save_graph, to_int8
+        from hpml.targets.onnx_graph import (
+            export_graphs,
+            layers_by_node,
+            modules_of_graphs,
+            nodes_of_layers,
+            save_graph,
+            to_int8,
+        )
         from hpml.targets.onnx_int8 import SEVEN_BITS, candidate_activations, needs_7_bits, variant_of
+        from hpml.tasks.effective_bits import LEAST_BITS
 
         quantization = model.spec.quantization
-        graph = export_graph(models.load(model), model.spec.input, opset=self.opset)
+        network, task = models.load(model), task_of(model.spec.task)
+        graphs = export_graphs(network, task, model.spec.operations, opset=self.opset)
+        files = {name: file_of(name) for name in graphs}
+        told = dict(files) if len(files) > 1 else {}
+        main = files[model.spec.operations[0].graph]
+        companions = task.runtime_files(network, model.spec.operations)
+        for name, text in companions.items():
+            (out.path / name).write_text(text, encoding="utf-8")
         identity = {
             "runtime": f"onnxruntime {onnxruntime.__version__}",
             "opset": str(self.opset),
@@ -73,32 +92,45 @@ class Onnx(Target):
             "cpu_flags": " ".join(hardware.cpu_flags()),
         }
         if quantization is None:
-            save_graph(graph, out.path / FILE)
-            return Built(FILE, "fp32", identity)
-        excluded = nodes_of_layers(graph, quantization.excluded_layers)
-        samples = calibration(model, data)
+            for name, graph in graphs.items():
+                save_graph(graph, out.path / files[name])
+            return Built(main, "fp32", identity, graphs=told, companions=tuple(companions))
+        modules = modules_of_graphs(network, task)
+        excluded = nodes_of_layers(graphs, quantization.excluded_layers, modules)
+        layers = layers_by_node(graphs, modules)
+        samples = calibration(model, network, data)
 
         def in_int8(activations: Activations, folder: Path) -> Built:
             folder.mkdir(exist_ok=True)
             seven_bits = needs_7_bits(activations)
-            to_int8(
-                fp32,
-                folder / FILE,
-                quantization,
-                samples,
-                activations=activations,
-                excluded_nodes=excluded,
-                reduce_range=seven_bits,
-            )
-            told = {"activations": activations, "weight_bits": "7" if seven_bits else "8"}
-            return Built(FILE, "int8", identity | told, (SEVEN_BITS,) if seven_bits else ())
+            coarse: dict[str, float] = {}
+            for name, file in files.items():
+                left = to_int8(
+                    fp32 / file,
+                    folder / file,
+                    quantization,
+                    samples[name],
+                    activations=activations,
+                    excluded_nodes=excluded[name],
+                    operators=task.int8_operators,
+                    reduce_range=seven_bits,
+                )
+                coarse |= {layers[name][node]: bits for node, bits in left.items()}
+            of_int8 = {"activations": activations, "weight_bits": "7" if seven_bits else "8"}
+            notes = [SEVEN_BITS] if seven_bits else []
+            if coarse:
+                named = ", ".join(f"{layer} ({bits:.1f})" for layer, bits in coarse.items())
+                notes.append(f"in fp32, as their inputs keep fewer than {LEAST_BITS:g} of 8 bits: {named}")
+            return Built(main, "int8", identity | of_int8, tuple(notes), graphs=told)
 
         with tempfile.TemporaryDirectory(dir=out.scratch) as scratch:
-            fp32 = Path(scratch) / FILE
-            save_graph(graph, fp32)
+            fp32 = Path(scratch)
+            for name, graph in graphs.items():
+                save_graph(graph, fp32 / files[name])
             default, *others = candidate_activations(quantization.activations)
             variants = {variant_of(kind): in_int8(kind, out.path / variant_of(kind)) for kind in others}
-            return replace(in_int8(default, out.path), variants=variants)
+            built = in_int8(default, out.path)
+            return replace(built, variants=variants, companions=tuple(companions))
 
     def _device(self, quantization: QuantizationSpec | None) -> str:
         from hpml.targets.onnx_session import has_cuda
@@ -113,11 +145,9 @@ class Onnx(Target):
         # The CUDA provider has no int8 convolutions: it would dequantize everything and run it in fp32.
         return "cuda" if has_cuda() and hardware.gpu_names() and quantization is None else "cpu"
 
-    def load(
-        self, folder: Path, engine: EngineSpec, *, threads: int, spinning: bool | None = None
-    ) -> Session:
+    def load(self, folder: Path, engine: EngineSpec, *, threads: int, spinning: bool | None = None) -> Runs:
         """An ONNX Runtime session on the device the engine was built for."""
-        from hpml.targets.onnx_session import OnnxSession, has_cuda
+        from hpml.targets.onnx_session import OnnxEngine, OnnxSession, has_cuda
 
         device = engine.identity["device"]
         if device == "cuda" and not has_cuda():
@@ -127,7 +157,20 @@ class Onnx(Target):
                 fix="install onnxruntime-gpu, or export it again with device: cpu",
             )
         refuse_saturating(folder, engine)
-        return OnnxSession(folder / engine.file, device=device, threads=threads, spinning=spinning)
+        files = engine.graphs or {"model": engine.file}
+        return OnnxEngine(
+            {
+                graph: OnnxSession(folder / file, device=device, threads=threads, spinning=spinning)
+                for graph, file in files.items()
+            },
+            engine.operations,
+        )
+
+    def foreign_reason(self, engine: EngineSpec) -> str:
+        """A GPU that is not here, or a CPU that would compute other products."""
+        if engine.identity.get("device") == "cuda" and not hardware.gpu_names():
+            return "it runs on a GPU, and this machine has no NVIDIA GPU"
+        return saturation_reason(engine)
 
     def candidates(self, engine: EngineSpec, threads: int) -> tuple[EngineSettings, ...]:
         """On the CPU those of `cpu_candidates`; on a GPU one."""
@@ -142,13 +185,24 @@ class Onnx(Target):
 
 def refuse_saturating(folder: Path, engine: EngineSpec) -> None:
     """Raise StageFailed if this CPU would compute other products than the one that `engine` was built on."""
-    u8s8 = engine.identity.get("activations") == "uint8" and engine.identity.get("weight_bits") == "8"
-    if u8s8 and hardware.products_saturate():
+    if why := saturation_reason(engine):
         raise StageFailed(
-            f"the int8 engine in {folder} was built for CPUs with VNNI",
-            why="on this one its products would saturate and its answers change",
-            fix="export it again on this machine",
+            f"the int8 engine in {folder} cannot run here", why=why, fix="export it again on this machine"
         )
+
+
+def needs_vnni(engine: EngineSpec) -> bool:
+    """Whether its products of uint8 and int8 would saturate on a CPU that has AVX2 without VNNI."""
+    return engine.identity.get("activations") == "uint8" and engine.identity.get("weight_bits") == "8"
+
+
+def saturation_reason(engine: EngineSpec) -> str:
+    """Why this CPU would compute other products than the one `engine` was built on; empty if it would not."""
+    if needs_vnni(engine) and hardware.products_saturate():
+        return (
+            "it was built for CPUs with VNNI: on this one its products would saturate and its answers change"
+        )
+    return ""
 
 
 def cpu_candidates(threads: int) -> tuple[EngineSettings, ...]:
@@ -166,10 +220,23 @@ def cpu_candidates(threads: int) -> tuple[EngineSettings, ...]:
     return (*pools, alone)
 
 
-def calibration(model: Artifact[ModelSpec], data: Artifact[DatasetSpec]) -> NDArray[np.float32]:
-    """The images that the model's quantization spec names, as float32 (rows, channels, height, width)."""
-    from hpml.tasks.images import load_split, to_x_nchw
+def file_of(graph: str) -> str:
+    """The name of a graph's file."""
+    return FILE if graph == "model" else f"{graph}.onnx"
+
+
+def calibration(
+    model: Artifact[ModelSpec], network: nn.Module, data: Artifact[DatasetSpec]
+) -> dict[str, dict[str, NDArray[Any]]]:
+    """What each graph of `network` takes for the rows that the model's quantization spec names, by input."""
+    from hpml.tasks.torch_session import TorchSession
 
     assert model.spec.quantization is not None
-    images_nhwc, _ = load_split(data, "train")
-    return to_x_nchw(images_nhwc[list(model.spec.quantization.calibration_rows)], model.spec.input)
+    task = task_of(model.spec.task)
+    rows = list(model.spec.quantization.calibration_rows)
+    stored = {name: array[rows] for name, array in task.stored(data, "train").items()}
+    runs = TorchSession(network, task, model.spec.operations)
+    first: dict[str, Operation] = {}
+    for operation in model.spec.operations:
+        first.setdefault(operation.graph, operation)
+    return {graph: dict(task.calibration_requests(runs, stored, one)) for graph, one in first.items()}

@@ -11,8 +11,8 @@ from google.protobuf.message import DecodeError
 
 from hpml.core import regular_files
 from hpml.core.errors import ConfigInvalid
+from hpml.targets.base import MOST_BYTES
 
-_LARGEST = 2**31 - 1  # bytes of one protobuf message
 _MOST_NUMBERS_PER_BYTE = 4  # of 2 bits
 _KNOWN_DOMAINS = {"", "ai.onnx", "ai.onnx.ml", "com.microsoft", "com.microsoft.nchwc"}
 _QUANTIZING = ("Quantize", "Dequantize", "DynamicQuantize", "QLinear", "QGemm", "QAttention", "QEmbed")
@@ -28,10 +28,10 @@ def read_graph(file: Path) -> onnx.ModelProto:
         raise ConfigInvalid(f"{file} is not an ONNX file", why=f"it {why}")
     try:
         size_bytes = file.stat().st_size
-        if size_bytes > _LARGEST:
+        if size_bytes > MOST_BYTES:
             raise ConfigInvalid(
                 f"{file} is not an ONNX file",
-                why=f"it has {size_bytes:,} bytes, and no ONNX file has more than {_LARGEST:,}",
+                why=f"it has {size_bytes:,} bytes, and no ONNX file has more than {MOST_BYTES:,}",
                 fix="keep its weights in a file beside it (external data)",
             )
         return onnx.load_model(file, load_external_data=False)
@@ -53,7 +53,7 @@ def read_runnable(file: Path) -> onnx.ModelProto:
         )
     beside = weights_beside(model, file)
     size_bytes = sum(place.stat().st_size for place in (file, *beside))
-    for tensor in _tensors(model):
+    for tensor in tensors(model):
         numbers = math.prod(tensor.dims)
         if numbers > _MOST_NUMBERS_PER_BYTE * size_bytes or min(tensor.dims, default=0) < 0:
             raise ConfigInvalid(
@@ -71,7 +71,7 @@ def weights_beside(model: onnx.ModelProto, file: Path) -> list[Path]:
     """
     folder = file.resolve().parent
     found = []
-    for location in sorted({location for tensor in _tensors(model) if (location := _location(tensor))}):
+    for location in sorted({location for tensor in tensors(model) if (location := _location(tensor))}):
         place = folder / location
         if place.is_symlink() or not place.resolve().is_relative_to(folder) or not place.is_file():
             raise ConfigInvalid(
@@ -96,10 +96,10 @@ def load_whole(file: Path) -> onnx.ModelProto:
     """
     model = read_runnable(file)
     size_bytes = file.stat().st_size + sum(place.stat().st_size for place in weights_beside(model, file))
-    if size_bytes > _LARGEST:
+    if size_bytes > MOST_BYTES:
         raise ConfigInvalid(
             f"{file} is too large",
-            why=f"with its weights it has {size_bytes:,} bytes, {_LARGEST:,} are allowed",
+            why=f"with its weights it has {size_bytes:,} bytes, {MOST_BYTES:,} are allowed",
         )
     try:
         onnx.load_external_data_for_model(model, str(file.resolve().parent))
@@ -119,7 +119,7 @@ def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
                 pending += graph.node
 
 
-def _tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
+def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:
     """All constants, wherever they are."""
     graphs = [model.graph]
     for node in nodes(model):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -11,6 +11,7 @@ import numpy as np
 import onnxruntime
 from numpy.typing import NDArray
 
+from hpml.artifacts.operation import Operation
 from hpml.core.errors import HpmlError, StageFailed
 
 Feeds = Mapping[str, NDArray[np.generic]]  # input name -> array (rows, ...)
@@ -44,15 +45,23 @@ class OnnxSession:
         self.inputs: tuple[str, ...] = tuple(given.name for given in self._session.get_inputs())
         self.outputs: tuple[str, ...] = tuple(output.name for output in self._session.get_outputs())
 
-    def predict(self, x_nchw: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Logits, float32 (batch, classes), of float32 images (batch, channels, height, width)."""
-        logits: NDArray[np.float32] = self._session.run(None, {self.inputs[0]: x_nchw})[0]
-        return logits
-
     def run(self, feeds: Feeds) -> list[Any]:
         """All outputs, in the order of `outputs`: arrays, or what else the model gives."""
         outputs: list[Any] = self._session.run(None, feeds)
         return outputs
+
+
+class OnnxEngine:
+    """The graphs of an engine, each opened once, asked by operation."""
+
+    def __init__(self, graphs: Mapping[str, OnnxSession], operations: Sequence[Operation]) -> None:
+        self.operations = {one.name: one for one in operations}
+        self._sessions = {one.name: graphs[one.graph] for one in operations}
+
+    def run(self, feeds: Feeds, operation: str = "predict") -> dict[str, NDArray[Any]]:
+        """The outputs of an operation by name; `feeds` has its inputs by name, the batch in front."""
+        session = self._sessions[operation]
+        return dict(zip(session.outputs, session.run(feeds), strict=True))
 
 
 def single_requests(samples: Feeds) -> list[Feeds]:

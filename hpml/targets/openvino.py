@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import ModuleType
@@ -18,15 +18,18 @@ from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.measurements import EngineSettings
 from hpml.artifacts.model import ModelSpec
+from hpml.artifacts.operation import Operation
 from hpml.core import hardware
 from hpml.core.contract import Output
 from hpml.core.errors import HpmlError, StageFailed
-from hpml.targets.base import Built, NotBuilt, Profiler, Session, Target
-from hpml.targets.onnx import Onnx, refuse_saturating
+from hpml.targets.base import MOST_WEIGHTS, Built, NotBuilt, Profiler, Target
+from hpml.targets.onnx import Onnx, refuse_saturating, saturation_reason
+from hpml.tasks.base import Runs
 
 if TYPE_CHECKING:
-    import numpy as np
     from numpy.typing import NDArray
+
+    from hpml.targets.onnx_session import Feeds
 
 # What is not int8 is computed in this; left alone, OpenVINO takes bf16 wherever the CPU has it.
 _INFERENCE_PRECISIONS = {"fp32": "f32", "bf16": "bf16"}
@@ -38,6 +41,7 @@ class OpenVino(Target):
     libraries: ClassVar[tuple[str, ...]] = ("openvino",)
     extra: ClassVar[str] = "openvino"
     profiler: ClassVar[Profiler | None] = "openvino"
+    most_weights: ClassVar[int | None] = MOST_WEIGHTS
 
     target: Literal["openvino"] = "openvino"
     float_precision: Literal["fp32", "bf16"] = "fp32"  # of what is not int8
@@ -71,14 +75,23 @@ class OpenVino(Target):
             variants={name: self._as_run_here(variant) for name, variant in built.variants.items()},
         )
 
-    def load(
-        self, folder: Path, engine: EngineSpec, *, threads: int, spinning: bool | None = None
-    ) -> Session:
+    def load(self, folder: Path, engine: EngineSpec, *, threads: int, spinning: bool | None = None) -> Runs:
         """The graph compiled for this CPU; OpenVINO has no switch for spinning."""
         if missing := self.missing():
             raise StageFailed(f"the OpenVINO engine in {folder} cannot run here", why=missing)
         refuse_saturating(folder, engine)
-        return OpenVinoSession(folder / engine.file, threads=threads, float_precision=self.float_precision)
+        files = engine.graphs or {"model": engine.file}
+        return OpenVinoEngine(
+            {
+                graph: OpenVinoSession(folder / file, threads=threads, float_precision=self.float_precision)
+                for graph, file in files.items()
+            },
+            engine.operations,
+        )
+
+    def foreign_reason(self, engine: EngineSpec) -> str:
+        """A CPU that would compute other products."""
+        return saturation_reason(engine)
 
     def candidates(self, engine: EngineSpec, threads: int) -> tuple[EngineSettings, ...]:
         """All threads, and one: few small layers gain by a second."""
@@ -105,10 +118,22 @@ class RuntimeLayer:
     time_us: float | None
 
 
-class OpenVinoSession:
-    """An ONNX file compiled by OpenVINO for requests, one at a time."""
+class OpenVinoEngine:
+    """The graphs of an engine, each compiled once, asked by operation. One request at a time."""
 
     thread_safe = False
+
+    def __init__(self, graphs: Mapping[str, OpenVinoSession], operations: Sequence[Operation]) -> None:
+        self.operations = {one.name: one for one in operations}
+        self.sessions = {one.name: graphs[one.graph] for one in operations}
+
+    def run(self, feeds: Feeds, operation: str = "predict") -> dict[str, NDArray[Any]]:
+        """The outputs of an operation by name; `feeds` has its inputs by name, the batch in front."""
+        return self.sessions[operation].run(feeds)
+
+
+class OpenVinoSession:
+    """An ONNX file compiled by OpenVINO for requests, one at a time."""
 
     def __init__(self, file: Path, *, threads: int, float_precision: Literal["fp32", "bf16"]) -> None:
         """Compile `file` for so many threads.
@@ -132,18 +157,17 @@ class OpenVinoSession:
             reason = " ".join(str(error).split())[:300]
             raise StageFailed(f"OpenVINO cannot load {self._file}", why=reason) from None
 
-    def predict(self, x_nchw: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Logits, float32 (batch, classes), of float32 images (batch, channels, height, width)."""
-        logits: NDArray[np.float32] = self._request.infer([x_nchw], share_inputs=True)[0]
-        return logits
+    def run(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
+        """All outputs by name, of inputs by name."""
+        answers = self._request.infer(dict(feeds), share_inputs=True)
+        return {output.any_name: array for output, array in answers.items()}
 
-    def profiled(self, x_nchw: NDArray[np.float32], *, requests: int) -> list[RuntimeLayer]:
-        """The layers in the order they run, timed over requests of one image each."""
+    def profiled(self, requests: Sequence[Feeds], *, count: int) -> list[RuntimeLayer]:
+        """The layers in the order they run, timed over `count` requests of `requests`, in turn."""
         compiled = self._compiled(PERF_COUNT=True)
         request = compiled.create_infer_request()
-        for index in range(requests):
-            row = index % len(x_nchw)
-            request.infer([x_nchw[row : row + 1]], share_inputs=True)
+        for index in range(count):
+            request.infer(dict(requests[index % len(requests)]), share_inputs=True)
         times_us = {
             one.node_name: one.real_time.total_seconds() * 1e6
             for one in request.profiling_info

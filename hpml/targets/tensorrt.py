@@ -18,8 +18,10 @@ from hpml.artifacts.model import ModelSpec
 from hpml.core import hardware, regular_files
 from hpml.core.contract import Output
 from hpml.core.errors import StageFailed
-from hpml.targets.base import Built, NotBuilt, Precision, Profiler, Session, Target
+from hpml.targets.base import MOST_WEIGHTS, Built, NotBuilt, Precision, Profiler, Target
 from hpml.targets.onnx import calibration
+from hpml.tasks import task_of
+from hpml.tasks.base import Runs
 
 if TYPE_CHECKING:
     import onnx
@@ -36,6 +38,7 @@ class TensorRT(Target):
     extra: ClassVar[str] = "tensorrt"
     profiler: ClassVar[Profiler | None] = "tensorrt"
     triton_platform: ClassVar[str] = "tensorrt_plan"
+    most_weights: ClassVar[int | None] = MOST_WEIGHTS
 
     target: Literal["tensorrt"] = "tensorrt"
     float_precision: Literal["fp16", "fp32"] = "fp16"  # of a model without a quantization spec
@@ -82,13 +85,20 @@ class TensorRT(Target):
 
         from hpml import models
         from hpml.targets import tensorrt_engine
-        from hpml.targets.onnx_graph import export_graph, nodes_of_layers, save_graph, to_fp16, to_int8
+        from hpml.targets.onnx_graph import export_graphs, nodes_of_layers, save_graph, to_fp16, to_int8
 
         if missing := tensorrt_engine.missing():
             return NotBuilt(missing)
         quantization = model.spec.quantization
-        graph = export_graph(models.load(model), model.spec.input, opset=self.opset)
-        excluded = nodes_of_layers(graph, quantization.excluded_layers) if quantization else []
+        [operation, *more] = model.spec.operations
+        if more:
+            return NotBuilt(
+                f"plans have one operation, and the network has {1 + len(more)}; export it to onnx"
+            )
+        network = models.load(model)
+        graphs = export_graphs(network, task_of(model.spec.task), (operation,), opset=self.opset)
+        [graph] = graphs.values()
+        [excluded] = nodes_of_layers(graphs, quantization.excluded_layers if quantization else ()).values()
         with tempfile.TemporaryDirectory(dir=out.scratch) as scratch:
             file = Path(scratch) / "model.onnx"
             save_graph(graph, file)
@@ -99,7 +109,7 @@ class TensorRT(Target):
                     file,
                     file,
                     quantization,
-                    calibration(model, data),
+                    calibration(model, network, data)[operation.graph],
                     activations="int8",
                     excluded_nodes=excluded,
                     for_tensorrt=True,
@@ -108,7 +118,7 @@ class TensorRT(Target):
                 save_graph(to_fp16(onnx.load(file)), file)
             plan = tensorrt_engine.compile_plan(
                 file,
-                model.spec.input,
+                operation,
                 optimal_batch=self.optimal_batch,
                 max_batch=self.max_batch,
                 optimization_level=self.optimization_level,
@@ -119,9 +129,7 @@ class TensorRT(Target):
         (out.path / FILE).write_bytes(plan)
         return Built(FILE, precision, tensorrt_engine.identity(), companions=(GRAPH,))
 
-    def load(
-        self, folder: Path, engine: EngineSpec, *, threads: int, spinning: bool | None = None
-    ) -> Session:
+    def load(self, folder: Path, engine: EngineSpec, *, threads: int, spinning: bool | None = None) -> Runs:
         """The plan on this machine's GPU. Loading a plan is running code: open verified artifacts only."""
         if missing := self.missing():
             raise StageFailed(f"the TensorRT engine in {folder} cannot run here", why=missing)
@@ -139,7 +147,17 @@ class TensorRT(Target):
                 why="; ".join(differs),
                 fix="export it again on this machine",
             )
-        return tensorrt_engine.PlanSession(folder / engine.file, max_batch=self.max_batch)
+        [operation] = engine.operations
+        return tensorrt_engine.PlanSession(folder / engine.file, operation, max_batch=self.max_batch)
+
+    def foreign_reason(self, engine: EngineSpec) -> str:
+        """Another GPU than the one it was compiled on; `load` compares the versions of the software, too."""
+        built_on = engine.identity.get("device", "").removeprefix("cuda ")
+        here = hardware.gpu_names()
+        if built_on in here:
+            return ""
+        found = ", ".join(here) or "no NVIDIA GPU"
+        return f"its plan was compiled on {built_on or 'a GPU'}, and this machine has {found}"
 
     def unprofiled_reason(self, engine: EngineSpec, files: Collection[str]) -> str:
         """What its layers compute is read from the graph beside it."""

@@ -6,18 +6,22 @@ that of the ONNX graph, and int8 is where its Q/DQ nodes are.
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import tensorrt as trt
 import torch
 from numpy.typing import NDArray
 
-from hpml.artifacts.model_input import InputSpec
+from hpml.artifacts.operation import Operation
 from hpml.core import hardware
 from hpml.core.atomic_files import write_bytes_atomic
+from hpml.core.batches import batches
 from hpml.core.errors import StageFailed
-from hpml.tasks.images import batches
+
+Feeds = Mapping[str, NDArray[Any]]
 
 
 class _Log(trt.ILogger):  # type: ignore[misc]
@@ -55,7 +59,7 @@ def identity() -> dict[str, str]:
 
 def compile_plan(
     graph: Path,
-    spec: InputSpec,
+    operation: Operation,
     *,
     optimal_batch: int,
     max_batch: int,
@@ -81,9 +85,9 @@ def compile_plan(
     config.clear_flag(trt.BuilderFlag.TF32)  # it would round the products of fp32 layers to 11 bits
     config.profiling_verbosity = trt.ProfilingVerbosity.DETAILED  # so that a diagnosis can tell its layers
     profile = builder.create_optimization_profile()
-    profile.set_shape(
-        spec.name, (1, *spec.shape_chw), (optimal_batch, *spec.shape_chw), (max_batch, *spec.shape_chw)
-    )
+    for one in operation.inputs:
+        _batch, *sizes = one.shape
+        profile.set_shape(one.name, (1, *sizes), (optimal_batch, *sizes), (max_batch, *sizes))
     config.add_optimization_profile(profile)
     known = timing_cache.read_bytes() if timing_cache and timing_cache.exists() else b""
     config.set_timing_cache(config.create_timing_cache(known), ignore_mismatch=False)
@@ -112,46 +116,54 @@ class PlanSession:
 
     thread_safe = False
 
-    def __init__(self, file: Path, *, max_batch: int) -> None:
+    def __init__(self, file: Path, operation: Operation, *, max_batch: int) -> None:
         """Load the plan in `file`. Raises StageFailed if TensorRT refuses it."""
         self._log = _Log()
         self._runtime = trt.Runtime(self._log)  # has to outlive its engine
         engine = self._runtime.deserialize_cuda_engine(file.read_bytes())
         if engine is None:
             raise self._log.failure(f"TensorRT cannot load {file}")
-        names = [engine.get_tensor_name(index) for index in range(engine.num_io_tensors)]
-        self._input, self._output = sorted(
-            names, key=lambda name: engine.get_tensor_mode(name) != trt.TensorIOMode.INPUT
-        )
+        self.operations = {operation.name: operation}
+        self._inputs = [one.name for one in operation.inputs]
+        self._outputs = {one.name: getattr(torch, one.dtype) for one in operation.outputs}
         self._engine, self._context = engine, engine.create_execution_context()
         # The plan knows its layers in detail; naming them so to NVIDIA's tools would slow each request down.
         self._context.nvtx_verbosity = trt.ProfilingVerbosity.LAYER_NAMES_ONLY
         self._max_batch = max_batch
         self.stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
 
-    def predict(self, x_nchw: NDArray[np.float32]) -> NDArray[np.float32]:
-        """Logits, float32 (batch, classes), of float32 images (batch, channels, height, width)."""
-        parts = [self._predict(x_nchw[part]) for part in batches(len(x_nchw), self._max_batch)]
-        return np.concatenate(parts)
+    def run(self, feeds: Feeds, operation: str = "predict") -> dict[str, NDArray[Any]]:
+        """The outputs by name; `feeds` has the inputs by name, the batch in front, of any size."""
+        rows = len(feeds[self._inputs[0]])
+        parts = [
+            self._run({name: feeds[name][part] for name in self._inputs})
+            for part in batches(rows, self._max_batch)
+        ]
+        return {name: np.concatenate([part[name] for part in parts]) for name in self._outputs}
 
-    def _predict(self, x_nchw: NDArray[np.float32]) -> NDArray[np.float32]:
+    def _run(self, feeds: Feeds) -> dict[str, NDArray[Any]]:
         with torch.cuda.stream(self.stream):
-            x = torch.from_numpy(np.ascontiguousarray(x_nchw)).cuda()
-            self._context.set_input_shape(self._input, tuple(x.shape))
-            logits = torch.empty(tuple(self._context.get_tensor_shape(self._output)), device="cuda")
-            self._context.set_tensor_address(self._input, x.data_ptr())
-            self._context.set_tensor_address(self._output, logits.data_ptr())
+            inputs = {
+                name: torch.from_numpy(np.ascontiguousarray(feeds[name])).cuda() for name in self._inputs
+            }
+            for name, tensor in inputs.items():
+                self._context.set_input_shape(name, tuple(tensor.shape))
+                self._context.set_tensor_address(name, tensor.data_ptr())
+            outputs = {
+                name: torch.empty(tuple(self._context.get_tensor_shape(name)), dtype=dtype, device="cuda")
+                for name, dtype in self._outputs.items()
+            }
+            for name, tensor in outputs.items():
+                self._context.set_tensor_address(name, tensor.data_ptr())
             done = self._context.execute_async_v3(self.stream.cuda_stream)
-            answer = logits.cpu()  # waits for the stream
+            answers = {name: tensor.cpu() for name, tensor in outputs.items()}  # waits for the stream
         if not done:
             raise self._log.failure("TensorRT could not run the engine")
-        return answer.numpy()
+        return {name: tensor.numpy() for name, tensor in answers.items()}
 
-    def profiled(
-        self, x_nchw: NDArray[np.float32], *, requests: int
-    ) -> tuple[list[list[tuple[str, float]]], str]:
-        """The layers that ran in each of some requests of one image, with their milliseconds on the GPU; and
-        what TensorRT's inspector says of the layers at batch 1, as JSON.
+    def profiled(self, requests: Sequence[Feeds], *, count: int) -> tuple[list[list[tuple[str, float]]], str]:
+        """The layers that ran in each of `count` requests, one of `requests` after the other, with their
+        milliseconds on the GPU; and what TensorRT's inspector says of the layers at batch 1, as JSON.
 
         Requests take longer from then on: with a profiler, TensorRT waits for each.
         """
@@ -159,10 +171,9 @@ class PlanSession:
         self._context.profiler = (
             times  # reports before a request returns: enqueue_emits_profile is its default
         )
-        for index in range(requests):
-            row = index % len(x_nchw)
+        for index in range(count):
             times.inferences.append([])
-            self._predict(x_nchw[row : row + 1])
+            self._run(requests[index % len(requests)])
         inspector = self._engine.create_engine_inspector()
         inspector.execution_context = self._context  # has shapes, where the plan has a range of them
         return times.inferences, inspector.get_engine_information(trt.LayerInformationFormat.JSON)

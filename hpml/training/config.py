@@ -8,30 +8,21 @@ from pydantic import Field, model_validator
 
 from hpml.core import hardware
 from hpml.core.contract import Config
-
-
-class Augment(Config):
-    """Random changes to each training image, drawn anew every epoch; all off = the images as they are.
-
-    Lengths are shares of the image's side, so that one setting suits 8x8 and 32x32 images.
-    """
-
-    shift: float = Field(default=0.125, ge=0, le=0.5)  # up to this far in each direction, whole pixels
-    rotation_degrees: float = Field(default=10.0, ge=0, le=180)  # up to this far either way
-    scale: float = Field(default=0.1, ge=0, lt=1)  # larger or smaller by up to this share
-    flip: bool = False  # mirror half of the images left to right; wrong for digits and letters
-    cutout: float = Field(default=0.0, ge=0, lt=1)  # side of a square that is blanked, at a random place
+from hpml.tasks.image_classification.augment_options import Augment
 
 
 class Hyperparameters(Config):
-    """How a network is trained. The defaults do well on small sets of small images."""
+    """How a network is trained. The defaults do well on small sets of small images.
+
+    augment is for tasks that augment their rows; others have nothing to change at random.
+    """
 
     epochs: int = Field(default=8, ge=1, le=10_000)
-    batch_size: int = Field(default=64, ge=1)  # images per optimizer step, over all workers
+    batch_size: int = Field(default=64, ge=1, le=10_000_000)  # rows per optimizer step, over all workers
     accumulate: int = Field(default=1, ge=1)  # parts of a worker's share; a stop waits for one or two
-    optimizer: Literal["sgd", "adamw", "lars"] = "sgd"
+    optimizer: Literal["sgd", "adamw", "lars", "muon"] = "sgd"
     learning_rate: float | None = Field(default=None, gt=0)  # at its peak; None: what suits the optimizer
-    momentum: float = Field(default=0.9, ge=0, lt=1)  # of sgd and lars; the first beta of adamw
+    momentum: float = Field(default=0.9, ge=0, lt=1)  # in adamw the first beta
     weight_decay: float | None = Field(default=None, ge=0)  # not of norms and biases; None: as above
     schedule: Literal["one-cycle", "cosine"] = "one-cycle"
     warmup_epochs: float | None = Field(default=None, ge=0)  # None: 30 % of a one-cycle, 5 % of a cosine
@@ -50,7 +41,7 @@ class Hyperparameters(Config):
             raise ValueError(
                 f"batch_size {self.batch_size} is not a multiple of accumulate {self.accumulate}"
             )
-        if self.warmup_epochs is not None and self.warmup_epochs >= self.epochs:
+        if self.epochs and self.warmup_epochs is not None and self.warmup_epochs >= self.epochs:
             raise ValueError(f"warmup_epochs {self.warmup_epochs:g} leaves nothing of {self.epochs} epochs")
         return self
 

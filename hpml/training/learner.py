@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from contextlib import nullcontext
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 from torch.optim.swa_utils import AveragedModel
 
+from hpml.tasks import Task
 from hpml.training.config import Hyperparameters
 from hpml.training.data_parallel import data_parallel
 from hpml.training.device import ComputeDevice
 from hpml.training.losses import Distillation
 from hpml.training.optimizers import build_optimizer
 from hpml.training.stopwatch import Stopwatch
+
+if TYPE_CHECKING:
+    from hpml.tasks.base import Outputs
 
 
 class Learner:
@@ -30,13 +34,15 @@ class Learner:
     def __init__(
         self,
         model: nn.Module,
+        task: Task,
         config: Hyperparameters,
         compute_device: ComputeDevice,
         stopwatch: Stopwatch,
         workers: int,
         distillation: Distillation | None = None,
     ) -> None:
-        self._config, self._compute_device, self._stopwatch = config, compute_device, stopwatch
+        self._task, self._config = task, config
+        self._compute_device, self._stopwatch = compute_device, stopwatch
         self.model = compute_device.put(model.train())
         self._distillation = distillation
         self.teacher = (
@@ -57,19 +63,22 @@ class Learner:
             )
 
     def accumulate_gradients(
-        self, x: Tensor, labels: Tensor, *, share: float, last: bool
-    ) -> tuple[Tensor, Tensor]:
+        self, features: tuple[Tensor, ...], stored: Mapping[str, Tensor], *, share: float, last: bool
+    ) -> Tensor:
         """Add `share` times the gradients of a part of a batch; the `last` part averages them over the group.
 
-        Returns `share` times the part's mean loss, and how many of its images were recognised.
+        stored: the arrays that the features are of. Returns float64: `share` times the part's mean loss, and
+        the sums of the statistics of the task's metric.
         """
         network = self._network
         with nullcontext() if last or not isinstance(network, DistributedDataParallel) else network.no_sync():
-            logits = self._forward(network, x)
-            loss = self._loss(logits, labels, x) * share
+            outputs = self._forward(network, features)
+            loss = self._loss(outputs, features, stored) * share
             torch.autograd.backward(self._scaler.scale(loss))
         self._stopwatch.lap("communication" if last and network is not self.model else "compute")
-        return loss.detach(), (logits.argmax(dim=1) == labels).sum()
+        with torch.no_grad():
+            statistics = self._task.statistics(outputs, stored)[self._task.metric.name]
+        return torch.cat([loss.detach().double()[None], statistics.sum(dim=0)])
 
     def step(self, learning_rate: float) -> None:
         """Change the weights by the gradients added up."""
@@ -90,19 +99,23 @@ class Learner:
         """The network that would be handed over now: the averaged one, where there is an average."""
         return self.model if self._average is None else self._average.module
 
-    def _loss(self, logits: Tensor, labels: Tensor, x: Tensor) -> Tensor:
-        loss = functional.cross_entropy(logits, labels, label_smoothing=self._config.label_smoothing)
+    def _loss(self, outputs: Outputs, features: tuple[Tensor, ...], stored: Mapping[str, Tensor]) -> Tensor:
+        loss = self._task.loss(outputs, stored, label_smoothing=self._config.label_smoothing)
         if self.teacher is None or self._distillation is None:
             return loss
         with torch.no_grad():
-            teacher_logits = self._forward(self.teacher, x)
-        return self._distillation.loss(logits, teacher_logits, loss)
+            of_teacher = self._forward(self.teacher, features)
+        weight, temperature = self._distillation.weight, self._distillation.temperature
+        soft_loss = self._task.soft_loss(outputs, of_teacher, stored, temperature=temperature)
+        return weight * soft_loss + (1 - weight) * loss
 
-    def _forward(self, network: nn.Module, x: Tensor) -> Tensor:
+    def _forward(self, network: nn.Module, features: tuple[Tensor, ...]) -> Outputs:
         dtype = self._compute_device.dtype
         with torch.autocast(self._compute_device.device.type, dtype, enabled=dtype != torch.float32):
-            logits: Tensor = network(x)
-        return logits.float()
+            outputs: Outputs = network(*features)
+        if isinstance(outputs, Tensor):
+            return outputs.float()
+        return tuple(output.float() for output in outputs)
 
     # ------------------------------------------------------------------------------------ for checkpoints
 

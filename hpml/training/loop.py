@@ -11,32 +11,28 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, field
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from hpml import models
 from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.folder import Artifact
-from hpml.artifacts.model_input import InputSpec
+from hpml.core.batches import batches
 from hpml.core.contract import Output, canonical_json
 from hpml.core.errors import ConfigInvalid, StageFailed, Terminated
-from hpml.tasks.images import batches, load_split, top1_accuracy
-from hpml.training.augment import augment, draw
+from hpml.tasks import task_of
 from hpml.training.checkpoint import Checkpoint, CheckpointStore
 from hpml.training.config import Hyperparameters
 from hpml.training.device import CPU_FP32, choose_compute_device
 from hpml.training.distributed import Group, joined_group
-from hpml.training.image_set import ImageSet
 from hpml.training.learner import Learner
 from hpml.training.losses import Distillation
 from hpml.training.optimizers import peak_learning_rate
 from hpml.training.schedule import rate_factor
 from hpml.training.stopping import StopRequest
 from hpml.training.stopwatch import Stopwatch
+from hpml.training.stored_split import Batch, StoredSplit
 
-EVALUATION_BATCH = 250
 REPORT_EVERY_S = 0.3
 
 
@@ -44,14 +40,16 @@ REPORT_EVERY_S = 0.3
 class FitResult:
     """A trained network, on the CPU in evaluation mode (the averaged weights, where there is an average).
 
-    history: one row an epoch, the same whenever the training is repeated: epoch, loss, train_accuracy (of the
-    augmented images), test_accuracy, learning_rate. metrics: the last row, and what the training cost:
-    images_per_s, gflop_per_s (of all workers), and the seconds by phase (data_s, compute_s, communication_s:
-    waiting for gradients that the backward pass did not hide, evaluation_s, checkpoint_s). Without epochs the
-    history is empty, and the only metric is test_accuracy.
+    quality: of each metric of the task, on the validation split. history: one row an epoch, the same whenever
+    the training is repeated: epoch, loss, the task's metric on both splits, such as train_accuracy_top1 (of
+    augmented rows) and validation_accuracy_top1, learning_rate. metrics: the last row, and what the training
+    cost, such as images_per_s, gflop_per_s (of all workers), and the seconds by phase (data_s, compute_s,
+    communication_s: waiting for gradients that the backward pass did not hide, evaluation_s, checkpoint_s).
+    Without epochs the history is empty, and the only metric is that of the task.
     """
 
     model: nn.Module
+    quality: Mapping[str, float]
     history: tuple[dict[str, float], ...]
     metrics: Mapping[str, float]
 
@@ -59,24 +57,23 @@ class FitResult:
 def fit(
     model: nn.Module,
     data: Artifact[DatasetSpec],
-    input_spec: InputSpec,
     config: Hyperparameters,
     out: Output,
     distillation: Distillation | None = None,
 ) -> FitResult:
-    """Train `model`, in place, on the train split of `data`, and evaluate it on the test split every epoch.
+    """Train `model`, in place, on the train split of `data`; every epoch ends with the validation split.
 
-    With `distillation` the loss includes a teacher's logits. In a process that torchrun started, it joins the
-    others. Checkpoints go to `out.scratch`, and a training that was interrupted goes on from the newest.
+    With `distillation` the loss includes a teacher's outputs. In a process that torchrun started, it joins
+    the others. Checkpoints go to `out.scratch`, and a training that was interrupted goes on from the newest.
     Raises StageFailed if the loss is no longer finite; Terminated (KeyboardInterrupt) once the state is saved
     after SIGTERM (SIGINT); ConfigInvalid if the hardware lacks what `config` names, or no weight is trained.
     """
     if not config.epochs:
-        return _evaluate_only(model, data, input_spec, config)
+        return _evaluate_only(model, data, config)
     require_trainable(model)
     devices = list(range(torch.cuda.device_count())) if torch.cuda.is_available() else []
     with joined_group() as group, StopRequest() as stop, torch.random.fork_rng(devices):
-        return _Training(model, data, input_spec, config, out, group, stop, distillation).run()
+        return _Training(model, data, config, out, group, stop, distillation).run()
 
 
 def require_trainable(model: nn.Module) -> None:
@@ -89,28 +86,29 @@ def require_trainable(model: nn.Module) -> None:
         )
 
 
-def _evaluate_only(
-    model: nn.Module, data: Artifact[DatasetSpec], input_spec: InputSpec, config: Hyperparameters
-) -> FitResult:
-    """`model` with its accuracy; every process of a group finds that for itself."""
+def _evaluate_only(model: nn.Module, data: Artifact[DatasetSpec], config: Hyperparameters) -> FitResult:
+    """`model` with its quality; every process of a group finds that for itself."""
     with joined_group() as group:
         compute_device = choose_compute_device(config, group.local_rank)
-        logits = evaluate(compute_device.put(model), data, input_spec)
-    _, labels = load_split(data, "test")
-    return FitResult(CPU_FP32.put(model.eval()), (), {"test_accuracy": top1_accuracy(logits, labels)})
+        quality = evaluate(compute_device.put(model), data)
+    metric = task_of(data.spec.task).metric.name
+    return FitResult(CPU_FP32.put(model.eval()), quality, (), {f"validation_{metric}": quality[metric]})
 
 
-def evaluate(model: nn.Module, data: Artifact[DatasetSpec], input_spec: InputSpec) -> NDArray[np.float32]:
-    """Logits (rows, classes) of `model` over the test split of `data`, in fp32, on the model's device."""
-    images = ImageSet(data, "test", input_spec, next(model.parameters()).device)
+def evaluate(model: nn.Module, data: Artifact[DatasetSpec]) -> dict[str, float]:
+    """Each metric of the task on the validation split of `data`, of `model` in fp32 on its device."""
+    task = task_of(data.spec.task)
+    split = StoredSplit(task.stored(data, "validation"), "validation", next(model.parameters()).device)
+    sums: dict[str, Tensor] = {}
     was_training = model.training
     model.eval()
-    with torch.no_grad(), closing(images.stream(batches(len(images), EVALUATION_BATCH))) as parts:
-        logits = [
-            model(images.normalise(images.pixels(part), torch.contiguous_format)).cpu() for part in parts
-        ]
+    with torch.no_grad(), closing(split.stream(batches(len(split), task.evaluation_rows))) as parts:
+        for stored in parts:
+            outputs = task.outputs_in_torch(model, stored)
+            for name, statistics in task.statistics(outputs, stored).items():
+                sums[name] = sums.get(name, 0) + statistics.sum(dim=0)
     model.train(was_training)
-    return torch.cat(logits).numpy()
+    return {metric.name: metric.value(sums[metric.name].tolist()) for metric in task.metrics}
 
 
 @dataclass
@@ -119,23 +117,22 @@ class _Progress:
 
     epoch: int = 0
     step: int = 0
-    loss_sum: float = 0.0  # over the steps of the current epoch, of all workers
-    correct: float = 0.0
-    images: int = 0  # over all epochs and workers
+    # Over the steps of the current epoch, of all workers: the loss, and the statistics of the metric.
+    sums: list[float] = field(default_factory=list)
+    rows: int = 0  # over all epochs and workers
     seconds: dict[str, float] = field(default_factory=dict)
     history: list[dict[str, float]] = field(default_factory=list)
 
     @property
-    def images_per_s(self) -> float:
+    def rows_per_s(self) -> float:
         """Of the training alone, without evaluation and checkpoints."""
-        return self.images / sum(self.seconds.get(name, 0.0) for name in ("data", "compute", "communication"))
+        return self.rows / sum(self.seconds.get(name, 0.0) for name in ("data", "compute", "communication"))
 
 
 @dataclass
 class _Training:
     model: nn.Module
     data: Artifact[DatasetSpec]
-    input_spec: InputSpec
     config: Hyperparameters
     out: Output
     group: Group
@@ -144,30 +141,31 @@ class _Training:
 
     def __post_init__(self) -> None:
         config, group, data = self.config, self.group, self.data
+        self.task = task_of(data.spec.task)
+        self.metric = self.task.metric
         fingerprint = _fingerprint(self.model, data, config, self.distillation)
         self.store = CheckpointStore(self.out.scratch / f"checkpoints-{fingerprint}")
         self.compute_device = choose_compute_device(config, group.local_rank)
         self.device = self.compute_device.device
         self.stopwatch = Stopwatch(self.device)
         self.learner = Learner(
-            self.model, config, self.compute_device, self.stopwatch, group.size, self.distillation
+            self.model, self.task, config, self.compute_device, self.stopwatch, group.size, self.distillation
         )
-        self.train_set = ImageSet(data, "train", self.input_spec, self.device)
-        self.test_set = ImageSet(data, "test", self.input_spec, self.device)
-        for images in (self.train_set, self.test_set):
-            if images.residence and group.rank == 0:
-                print(images.residence, flush=True)
-        self.batch_size = _batch_size(len(self.train_set), config, group)
+        self.train_set, self.validation_set = (
+            StoredSplit(self.task.stored(data, split), split, self.device)
+            for split in ("train", "validation")
+        )
+        for stored in (self.train_set, self.validation_set):
+            if stored.residence and group.rank == 0:
+                print(stored.residence, flush=True)
+        self.batch_size = _batch_size(len(self.train_set), config, group, self.task.rows)
         self.steps_per_epoch = len(self.train_set) // self.batch_size
         self.progress = _Progress()
-        # This worker's losses and recognised images of this epoch; on the device, so no step waits for it.
-        self.sums = torch.zeros(2, dtype=torch.float64, device=self.device)
+        # This worker's losses and statistics of this epoch; on the device, so no step waits for it.
+        self.sums = torch.zeros(1 + self.metric.statistics, dtype=torch.float64, device=self.device)
         self.saved_at = self.reported_at = time.monotonic()
-        self.answer: Callable[[], list[float]] = lambda: [
-            0.0,
-            0.0,
-            0.0,
-        ]  # to what was asked at the last `_sync_stop_and_save`
+        # To what was asked at the last `_sync_stop_and_save`.
+        self.answer: Callable[[], list[float]] = lambda: [0.0, 0.0, 0.0]
 
     def run(self) -> FitResult:
         try:
@@ -189,43 +187,43 @@ class _Training:
         to_come = torch.split(used, self.batch_size)[self.progress.step :]
         self.stopwatch.start()
         ahead = (part for rows in to_come for part in self._micro_batches(rows))
-        with closing(self.train_set.stream(ahead)) as images:
+        with closing(self.train_set.stream(ahead)) as stored:
             for rows in to_come:
-                self._train_step(rows, images)
+                self._train_step(rows, stored)
                 self.progress.step += 1
-                self.progress.images += self.batch_size
+                self.progress.rows += self.batch_size
                 self._sync_stop_and_save()
 
-    def _train_step(self, rows: Tensor, images: Iterator[Tensor]) -> None:
-        """One optimizer step with the images of `rows`; this worker takes its share in micro-batches."""
+    def _train_step(self, rows: Tensor, stored: Iterator[Batch]) -> None:
+        """One optimizer step with `rows`; this worker takes its share in micro-batches."""
         torch.manual_seed(self._seed("network", self.progress.step, self.group.rank))
         # The draws belong to the place in the whole batch, so that neither the number of workers nor that of
-        # micro-batches changes what an image looks like.
-        uniform = draw(len(rows), self._generator("augment", self.progress.step))
-        micro_batches = list(zip(self._micro_batches(rows), self._micro_batches(uniform), strict=True))
+        # micro-batches changes what becomes of a row.
+        generator = self._generator("augment", self.progress.step)
+        uniform = torch.rand(len(rows), self.task.draws, generator=generator) * 2 - 1
+        micro_batches = self._micro_batches(uniform)
         changed = [*self.learner.model.buffers(), self.sums]  # by each part, before the step is whole
         before = [tensor.clone() for tensor in changed] if len(micro_batches) > 1 else []
-        for number, (part, drawn) in enumerate(micro_batches, start=1):
+        for number, drawn in enumerate(micro_batches, start=1):
             if number > 1:
                 self._sync_stop_and_save(undo=list(zip(changed, before, strict=True)))
-            x = self._augmented(next(images), drawn)
-            labels = self.train_set.labels[part.to(self.device)]
+            part = next(stored)
+            features = self.task.training_features(
+                part,
+                uniform=drawn.to(self.device) if self.task.draws else None,
+                augment=self.config.augment,
+                layout=self.compute_device.layout,
+            )
             self.stopwatch.lap("data")
             share, last = 1 / len(micro_batches), number == len(micro_batches)
-            loss, correct = self.learner.accumulate_gradients(x, labels, share=share, last=last)
-            self.sums += torch.stack([loss.double(), correct.double()])
+            self.sums += self.learner.accumulate_gradients(features, part, share=share, last=last)
         self.learner.step(self._learning_rate(self.progress.step))
 
     def _micro_batches(self, of_batch: Tensor) -> tuple[Tensor, ...]:
-        """This worker's share of what there is for each image of a batch, in `accumulate` parts."""
+        """This worker's share of what there is for each row of a batch, in `accumulate` parts."""
         share = len(of_batch) // self.group.size
         mine = of_batch[self.group.rank * share : (self.group.rank + 1) * share]
         return torch.split(mine, share // self.config.accumulate)
-
-    def _augmented(self, images_nchw: Tensor, uniform: Tensor) -> Tensor:
-        pixels = self.train_set.pixels(images_nchw)
-        pixels = augment(pixels, uniform.to(self.device), self.config.augment)
-        return self.train_set.normalise(pixels, self.compute_device.layout)
 
     def _learning_rate(self, step: int) -> float:
         """At a step of the current epoch."""
@@ -243,13 +241,13 @@ class _Training:
     # -------------------------------------------------------------------------------------- at an epoch's end
 
     def _finish_epoch(self) -> None:
-        test_accuracy = self._test_accuracy()
-        loss_sum, correct = self.group.sum(self.sums.tolist())
+        of_validation = self._validation_metric()
+        loss_sum, *statistics = self.group.sum(self.sums.tolist())
         row = {
             "epoch": self.progress.epoch + 1,
             "loss": loss_sum / (self.steps_per_epoch * self.group.size),
-            "train_accuracy": correct / (self.steps_per_epoch * self.batch_size),
-            "test_accuracy": test_accuracy,
+            f"train_{self.metric.name}": self.metric.value(statistics),
+            f"validation_{self.metric.name}": of_validation,
             "learning_rate": self._learning_rate(self.steps_per_epoch - 1),
         }
         self.progress.history.append(row)
@@ -259,39 +257,44 @@ class _Training:
         if self.group.rank == 0:
             self._report_epoch(row)
 
-    def _test_accuracy(self) -> float:
-        """Top-1 of the network that would be handed over now, in fp32; each worker takes some of the rows."""
+    def _validation_metric(self) -> float:
+        """Of the network that would be handed over now, in fp32; each worker takes some of the rows."""
         model = self.learner.result().eval()
         self.group.broadcast(list(model.buffers()))
-        correct = 0
-        shares = list(batches(len(self.test_set), EVALUATION_BATCH))
+        sums = torch.zeros(self.metric.statistics, dtype=torch.float64, device=self.device)
+        shares = list(batches(len(self.validation_set), self.task.evaluation_rows))
         rounds = range(0, len(shares), self.group.size)  # as many for every worker
         mine = shares[self.group.rank :: self.group.size]
-        with closing(self.test_set.stream(mine)) as images:
+        with closing(self.validation_set.stream(mine)) as parts:
             for share, _ in itertools.zip_longest(mine, rounds):
                 if share is not None:
                     with torch.no_grad():
-                        pixels = self.test_set.pixels(next(images))
-                        logits = model(self.test_set.normalise(pixels, self.compute_device.layout))
-                        correct += int((logits.argmax(dim=1) == self.test_set.labels[share]).sum())
+                        stored = next(parts)
+                        features = self.task.training_features(stored, layout=self.compute_device.layout)
+                        statistics = self.task.statistics(model(*features), stored)
+                        sums += statistics[self.metric.name].sum(dim=0)
                 self.stopwatch.lap("evaluation")
                 self._sync_stop_and_save()
         model.train()
-        return self.group.sum([correct])[0] / len(self.test_set)
+        return self.metric.value(self.group.sum(sums.tolist()))
 
     def _fitted(self) -> FitResult:
-        macs = models.count(self.learner.model, self.input_spec)[1]
-        flops_per_image = 3 * 2 * macs  # the backward pass costs twice the forward pass
+        macs = models.count(self.learner.model, self.task)[1]
+        flops_per_row = 3 * 2 * macs  # the backward pass costs twice the forward pass
         if self.learner.teacher is not None:
-            flops_per_image += 2 * models.count(self.learner.teacher, self.input_spec)[1]
+            flops_per_row += 2 * models.count(self.learner.teacher, self.task)[1]
+        rows_per_s = self.progress.rows_per_s
         metrics = {
             **{name: value for name, value in self.progress.history[-1].items() if name != "epoch"},
             **{f"{phase}_s": seconds for phase, seconds in self.progress.seconds.items()},
-            "images_per_s": self.progress.images_per_s,
-            "gflop_per_s": self.progress.images_per_s * flops_per_image / 1e9,
+            f"{self.task.units}_per_s": rows_per_s * self.task.units_per_row,
+            "gflop_per_s": rows_per_s * flops_per_row / 1e9,
         }
-        model = CPU_FP32.put(self.learner.result().eval())
-        return FitResult(model, tuple(self.progress.history), metrics)
+        model = self.learner.result().eval()
+        quality = {self.metric.name: self.progress.history[-1][f"validation_{self.metric.name}"]}
+        if len(self.task.metrics) > 1:
+            quality = evaluate(model, self.data) | quality
+        return FitResult(CPU_FP32.put(model), quality, tuple(self.progress.history), metrics)
 
     # ----------------------------------------------------------------------------------------- between steps
 
@@ -347,7 +350,7 @@ class _Training:
         )
 
     def _save(self) -> None:
-        self.progress.loss_sum, self.progress.correct = self.group.sum(self.sums.tolist())
+        self.progress.sums = self.group.sum(self.sums.tolist())
         self._count_time()
         if self.group.rank == 0:
             tensors, scaler = self.learner.state()
@@ -365,12 +368,12 @@ class _Training:
         self.progress = _Progress(**checkpoint.state["progress"])
         self.learner.restore(checkpoint.tensors, checkpoint.state["scaler"])
         if self.group.rank == 0:  # which saved the sums of all
-            loss_sum, workers = self.progress.loss_sum, checkpoint.state["workers"]
+            (loss_sum, *statistics), workers = self.progress.sums, checkpoint.state["workers"]
             changed = ""
             if workers != self.group.size:  # each worker adds the mean loss of its share of a batch
                 loss_sum *= self.group.size / workers
                 changed = f", with {self.group.size} workers instead of {workers}"
-            self.sums.copy_(torch.tensor([loss_sum, self.progress.correct], dtype=self.sums.dtype))
+            self.sums.copy_(torch.tensor([loss_sum, *statistics], dtype=self.sums.dtype))
             print(f"resuming {self._place()}{changed}", flush=True)
 
     def _count_time(self) -> None:
@@ -385,21 +388,25 @@ class _Training:
         self.out.progress(done, self.config.epochs * self.steps_per_epoch, "steps", note)
 
     def _report_epoch(self, row: dict[str, float]) -> None:
-        epoch, rate = self.progress.epoch, self.progress.images_per_s
+        epoch, units = self.progress.epoch, self.task.units
+        rate = self.progress.rows_per_s * self.task.units_per_row
         self._report_progress(epoch, self.steps_per_epoch, row["loss"])
-        for name, value in (row | {"images_per_s": rate}).items():
+        for name, value in (row | {f"{units}_per_s": rate}).items():
             if name != "epoch":
                 self.out.metric(name, value, index=epoch)
+        of_train, of_validation = (
+            self.metric.in_words(row[f"{split}_{self.metric.name}"]) for split in ("train", "validation")
+        )
         print(
             f"epoch {epoch}/{self.config.epochs}: loss {row['loss']:.4f},"
-            f" train {row['train_accuracy']:.2%}, test {row['test_accuracy']:.2%},"
-            f" learning rate {row['learning_rate']:.2g}, {rate:.0f} images/s",
+            f" {self.metric.label} train {of_train}, validation {of_validation},"
+            f" learning rate {row['learning_rate']:.2g}, {rate:.0f} {units}/s",
             flush=True,
         )
 
 
-def _batch_size(rows: int, config: Hyperparameters, group: Group) -> int:
-    """Images per step: what the config says, or as many as there are."""
+def _batch_size(rows: int, config: Hyperparameters, group: Group, called: str) -> int:
+    """Rows per step: what the config says, or as many as there are."""
     shares = group.size * config.accumulate
     if config.batch_size % shares:
         raise ConfigInvalid(
@@ -408,9 +415,9 @@ def _batch_size(rows: int, config: Hyperparameters, group: Group) -> int:
         )
     size = min(config.batch_size, rows - rows % shares)
     if size == 0:
-        raise ConfigInvalid(f"{rows} images are too few for {shares} shares of a batch")
+        raise ConfigInvalid(f"{rows} {called} are too few for {shares} shares of a batch")
     if size < config.batch_size:
-        print(f"the batch is {size} images instead of {config.batch_size}: there are no more", flush=True)
+        print(f"the batch is {size} {called} instead of {config.batch_size}: there are no more", flush=True)
     return size
 
 

@@ -9,7 +9,6 @@ import hashlib
 import tempfile
 from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager
-from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -53,19 +52,16 @@ def fingerprint(given: WeightsFile) -> str:
         return hashlib.sha256(canonical_json(storage.etags(given)).encode()).hexdigest()
     if unsupported_reason(given):
         return ""
-    status = given.stat()
-    return _digest(given, status.st_size, status.st_ctime_ns)
+    return regular_files.sha256(given)
 
 
-@cache
-def _digest(file: Path, _size: int, _changed_ns: int) -> str:
-    """Of a file as it is since it was changed: a run asks several times."""
-    with file.open("rb") as content:
-        return hashlib.file_digest(content, "sha256").hexdigest()
+def name_of(given: WeightsFile) -> str:
+    """What a manifest calls it: its address, or its name on this machine."""
+    return given if isinstance(given, str) else given.name
 
 
-def load_into(model: nn.Module, given: WeightsFile, out: Output) -> None:
-    """Give `model` the weights of a file.
+def load_into(model: nn.Module, given: WeightsFile, out: Output) -> str:
+    """Give `model` the weights of a file; returns the file's SHA-256.
 
     Raises ConfigInvalid if the file is not safetensors or is damaged, if their names, shapes or kinds of
     numbers are not those of `model`, or if they are not finite; Unavailable.
@@ -78,10 +74,12 @@ def load_into(model: nn.Module, given: WeightsFile, out: Output) -> None:
         check_fit(layout(file, given), model.state_dict(), given)
         with _safetensors(given):
             weights = load_file(file)
+        digest = regular_files.sha256(file)
     broken = [name for name, tensor in weights.items() if not tensor.isfinite().all()]
     if broken:
-        raise ConfigInvalid(f"weights in {given} are not finite", why=_listed(broken))
+        raise ConfigInvalid(f"weights in {given} are not finite", why=listed(broken))
     model.load_state_dict(weights)
+    return digest
 
 
 @contextmanager
@@ -138,7 +136,7 @@ def check_fit(found: Layout, wanted: Mapping[str, Tensor], given: WeightsFile) -
             name for name, _, is_float, tensor in pairs if is_float != tensor.is_floating_point()
         ],
     }
-    problems = [f"{len(names)} {kind}: {_listed(names)}" for kind, names in kinds.items() if names]
+    problems = [f"{len(names)} {kind}: {listed(names)}" for kind, names in kinds.items() if names]
     if problems:
         raise ConfigInvalid(
             f"the weights in {given} are not those of the network",
@@ -147,7 +145,8 @@ def check_fit(found: Layout, wanted: Mapping[str, Tensor], given: WeightsFile) -
         )
 
 
-def _listed(names: Collection[str]) -> str:
+def listed(names: Collection[str]) -> str:
+    """The first names, and how many more there are."""
     shown = ", ".join(_short(name) for name in list(names)[:_NAMED])
     return f"{shown} and {len(names) - _NAMED} more" if len(names) > _NAMED else shown
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from pydantic_core import to_jsonable_python
@@ -13,6 +13,7 @@ from pydantic_core import to_jsonable_python
 from hpml.artifacts.core_state import CoreState
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
+from hpml.artifacts.metric import MetricFacts
 from hpml.core.atomic_files import write_text_atomic
 from hpml.core.errors import GateFailed, UsageError
 from hpml.measuring.goals import COMPLETION
@@ -56,7 +57,8 @@ class Comparison:
     before: Side
     after: Side
     rows: tuple[Row, ...]
-    accuracies: dict[str, Interval]  # change of top-1, 0.01 is one point
+    metric: MetricFacts
+    qualities: dict[str, Interval]  # change of the metric; of a share, 0.01 is one point
     differences: tuple[str, ...]
     unmatched: tuple[str, ...]  # engines of one side only
     not_measured: tuple[str, ...] = ()
@@ -68,15 +70,28 @@ def compare(home: Path, before: str, after: str) -> Comparison:
     Raises UsageError if one of them is none of these, or if they have no engine in common.
     """
     sides = _side(home, before), _side(home, after)
+    first, second = (side.measurements.operation for side in sides)
+    if first != second:
+        raise UsageError(
+            f"{before} and {after} cannot be compared",
+            why=f"the figures of one are of the operation {first}, those of the other of {second}",
+        )
     engines = [_built(side.measurements) for side in sides]
     common = [name for name in engines[0] if name in engines[1]]
     if not common:
         raise UsageError(f"{before} and {after} have no engine in common", why=_engines_of_both(*sides))
-    rows = [row for name in common for row in _rows(name, sides[0].measurements, sides[1].measurements)]
-    accuracies = {
+    rows = [
+        replace(row, figure=f"{operation} {row.figure}".strip())
+        for operation, one, other in _operations(*(side.measurements for side in sides))
+        for name in one.engines
+        if name in common and name in other.engines
+        for row in _rows(name, one, other)
+    ]
+    metric = sides[1].measurements.metrics[0]
+    qualities = {
         name: change
         for name in common
-        if (change := _difference(engines[0][name].accuracy_top1, engines[1][name].accuracy_top1))
+        if (change := _difference(*(of_side[name].quality.get(metric.name) for of_side in engines)))
     }
     unmatched = sorted((engines[0].keys() | engines[1].keys()) - set(common))
     absent = [
@@ -86,8 +101,21 @@ def compare(home: Path, before: str, after: str) -> Comparison:
         if (why := why_absent(side.measurements.engines[name], "latency_ms_p50"))
     ]
     return Comparison(
-        *sides, tuple(rows), accuracies, tuple(_differences(*sides)), tuple(unmatched), tuple(absent)
+        *sides, tuple(rows), metric, qualities, tuple(_differences(*sides)), tuple(unmatched), tuple(absent)
     )
+
+
+def _operations(
+    before: MeasurementsSpec, after: MeasurementsSpec
+) -> Iterator[tuple[str, MeasurementsSpec, MeasurementsSpec]]:
+    """Both for each operation that both have, with the engines' figures in that; "" is that of the goals."""
+    yield "", before, after
+    for name in before.operations:
+        if name in after.operations:
+            one, other = (
+                side.model_copy(update={"engines": side.operations[name].engines}) for side in (before, after)
+            )
+            yield name, one, other
 
 
 def _built(measurements: MeasurementsSpec) -> dict[str, EngineFigures]:
@@ -129,11 +157,11 @@ def _rows(name: str, before: MeasurementsSpec, after: MeasurementsSpec) -> list[
             rows.append(_row(name, f"p50 {state.name}".strip() + ", ms", p50[0], p50[1], is_like=True))
     if not rows and one.latency_ms_p50 and other.latency_ms_p50:
         rows.append(_row(name, "p50, ms", one.latency_ms_p50, other.latency_ms_p50, is_like=is_like))
-    rates = {item.batch: item.images_per_s for item in one.throughput}
+    rates = {item.batch: item.rows_per_s for item in one.throughput}
     for item in other.throughput:
         if item.batch in rates:
             figure = f"samples/s at {item.batch}"
-            rows.append(_row(name, figure, rates[item.batch], item.images_per_s, is_like=is_like))
+            rows.append(_row(name, figure, rates[item.batch], item.rows_per_s, is_like=is_like))
     return rows
 
 
@@ -171,7 +199,7 @@ def verdict(faster: Interval) -> str:
 
 
 def _difference(before: Interval | None, after: Interval | None) -> Interval | None:
-    """The change of an accuracy, its interval by the same method without the logarithm."""
+    """The change of a quality, its interval by the same method without the logarithm."""
     if before is None or after is None:
         return None
     below = math.hypot(after.value - after.low, before.high - before.value)
@@ -288,7 +316,7 @@ def show(found: Comparison, output: str) -> None:
             "margin": MARGIN,
             "differences": found.differences,
             "rows": found.rows,
-            "accuracy_top1_change": found.accuracies,
+            f"{found.metric.name}_change": found.qualities,
             "unmatched": found.unmatched,
             "not_measured": found.not_measured,
         }
@@ -331,14 +359,16 @@ def warnings(found: Comparison) -> list[str]:
 
 def _notes(found: Comparison) -> list[str]:
     """What stands below the table."""
-    return [*found.not_measured, *_accuracy_in_words(found), *_unmatched_in_words(found), _NOTE]
+    return [*found.not_measured, *_quality_in_words(found), *_unmatched_in_words(found), _NOTE]
 
 
-def _accuracy_in_words(found: Comparison) -> list[str]:
+def _quality_in_words(found: Comparison) -> list[str]:
+    metric = found.metric
+    unit = " points" if metric.is_share else ""
     return [
-        f"top-1 of {name}: {change.value * 100:+.2f} points "
-        f"({change.low * 100:+.2f} to {change.high * 100:+.2f})"
-        for name, change in found.accuracies.items()
+        f"{metric.label} of {name}: {change.value * metric.scale:+.2f}{unit} "
+        f"({change.low * metric.scale:+.2f} to {change.high * metric.scale:+.2f})"
+        for name, change in found.qualities.items()
     ]
 
 

@@ -15,8 +15,10 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, JsonValue, ValidationError, model_validator
 
+from hpml.artifacts.diagnosis import DiagnosisSpec
 from hpml.artifacts.interval import Interval
-from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec, OutputComparison
+from hpml.artifacts.measurements import TOLERANCE, EngineFigures, MeasurementsSpec, OutputComparison
+from hpml.artifacts.peaks import PeaksSpec
 from hpml.core import regular_files
 from hpml.core.contract import Config
 from hpml.core.errors import ConfigInvalid
@@ -55,7 +57,12 @@ class BenchRecord(Config):
     notes: tuple[str, ...] = ()  # what a reader of the figures should know
     subjects: dict[str, SubjectRecord]
     measurements: MeasurementsSpec
+    samples: str = ""  # the file that they are of; empty where inputs were filled
+    inputs: tuple[str, ...] = ()  # what the requests held, in words, a line for each input
     outputs: dict[str, OutputComparison] = Field(default_factory=dict)  # of each, beside the reference's
+    tolerance: float = TOLERANCE  # of outputs, see `OutputFigures.verdict`
+    diagnosis: DiagnosisSpec | None = None  # of the ONNX files, where it was asked for
+    peaks: PeaksSpec | None = None  # that it is under
 
     @model_validator(mode="before")
     @classmethod
@@ -179,9 +186,10 @@ def figures_csv(measurements: MeasurementsSpec) -> str:
 def _rows(engine: EngineFigures) -> Iterator[tuple[str, int, str, Interval | None, str]]:
     for figure in ("latency_ms_p50", "latency_ms_p90", "latency_ms_p99"):
         yield figure, 1, "ms", getattr(engine, figure), engine.unquoted.get(figure, "")
-    yield "speedup_vs_reference", 1, "", engine.speedup_vs_reference, ""
+    speedup = "speedup_vs_reference"
+    yield speedup, 1, "", engine.speedup_vs_reference, engine.unquoted.get(speedup, "")
     for item in engine.throughput:
-        yield "throughput", item.batch, "images/s", item.images_per_s, ""
+        yield "throughput", item.batch, "samples/s", item.rows_per_s, ""
     for scenario in engine.scenarios:
         figure = f"{scenario.scenario} {scenario.metric}"
         unit = "ms" if scenario.metric.startswith("latency_ms") else "1/s"

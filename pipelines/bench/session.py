@@ -14,20 +14,31 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpml.artifacts.measurements import OutputComparison
+from hpml.artifacts.diagnosis import DiagnosisSpec
+from hpml.artifacts.measurements import TOLERANCE, OutputComparison
+from hpml.artifacts.peaks import PeaksSpec
 from hpml.core import memory
-from hpml.core.atomic_files import new_folder_beside
+from hpml.core.atomic_files import new_folder_beside, write_text_atomic
 from hpml.core.contract import Events, Output, validate
-from hpml.core.errors import ConfigInvalid, GateFailed, Unavailable, UsageError, disk_full_explained
+from hpml.core.errors import (
+    ConfigInvalid,
+    GateFailed,
+    Unavailable,
+    UsageError,
+    disk_full_explained,
+    shortened,
+)
 from hpml.core.hardware import usable_cpus
 from hpml.measuring.config import BenchmarkConfig, Quiet
 from hpml.measuring.machine.environment import LIBRARIES, describe, versions
-from hpml.measuring.subjects import EngineSubject
 from hpml.pipelines.bench import record as records
 from hpml.pipelines.bench.measurable import Measurable, check_batches
 from hpml.pipelines.bench.record import BenchRecord, SubjectRecord
+from hpml.pipelines.bench.sample_file import SampleFile
 from hpml.pipelines.command_pages.bench import bench_page
+from hpml.pipelines.command_pages.tables import differing
 from hpml.pipelines.engine import run_record
+from hpml.pipelines.engine.execution import MOST_TOLD
 from hpml.pipelines.engine.run_record import RunRecord, StepRecord
 from hpml.pipelines.engine.store import Store
 from hpml.pipelines.terminal import console
@@ -65,6 +76,7 @@ class BenchOptions:
     reference: str = ""
     price_per_hour: float | None = None
     seed: int = 0
+    tolerance: float = TOLERANCE  # of outputs, see `OutputFigures.verdict`
 
 
 def measure(
@@ -74,10 +86,12 @@ def measure(
     *,
     command: Sequence[str],
     folder: Path | None,
+    samples: SampleFile | None = None,
 ) -> tuple[BenchRecord, Path]:
     """Measure all of `found` together; returns what was found, and the folder it is in.
 
-    folder: where to write it, by default a new one in `home`/bench.
+    folder: where to write it, by default a new one in `home`/bench. samples: what the inputs of `found` are
+    fed with; by default they are filled.
     Raises ConfigInvalid for options that cannot be met, Unavailable if a run of the workspace uses the
     machine, and StageFailed that names what crashed or answers wrongly.
     """
@@ -91,10 +105,10 @@ def measure(
     environment = describe()
     with _machine(home), tempfile.TemporaryDirectory(prefix="hpml-bench-") as scratch, _progress() as events:
         inputs = Path(scratch) / "inputs.npz"
-        _write_inputs(inputs, found, config)
+        notes = _write_inputs(inputs, found, config, samples)
         out = Output(Path(scratch), Path(scratch), threads=usable_cpus(), events=events)
         subjects = {name: item.subject for name, item in found.items()}
-        takes = {name: [tensor.array for tensor in item.signature.inputs] for name, item in found.items()}
+        takes = {name: [tensor.samples for tensor in item.signature.inputs] for name, item in found.items()}
         with _importable(found):
             outputs = compare_outputs(config, subjects, takes, inputs, out)
             timed = time_subjects(config, subjects, inputs, environment, out)
@@ -104,17 +118,33 @@ def measure(
             command=tuple(command),
             config=config,
             libraries=versions(_LIBRARIES),
-            notes=(*_notes(found), *not_finite(outputs)),
+            notes=(*_notes(found), *notes, *not_finite(outputs)),
+            samples=str(samples.file) if samples else "",
+            inputs=inputs_in_words(found, samples),
+            tolerance=options.tolerance,
             outputs=outputs,
             subjects={
                 name: SubjectRecord(kind=item.subject.subject, known=item.known, **dict(timed.told[name]))
                 for name, item in found.items()
             },
-            measurements=timed.measurements,  # the figures of the engines are not there yet: see `analysed`
+            # The figures of the engines are not there yet: see `analysed`.
+            measurements=timed.measurements.model_copy(update={"operation": _operation(found) or "predict"}),
         )
         record = records.analysed(record, timed.rounds)
         _write(place, record, lambda file: write_samples(file, timed.rounds, list(found), config))
     return record, place
+
+
+def with_diagnosis(
+    place: Path, record: BenchRecord, diagnosis: DiagnosisSpec, peaks: PeaksSpec
+) -> BenchRecord:
+    """`record` with the diagnosis of its engines, in its folder too."""
+    record = record.model_copy(update={"diagnosis": diagnosis, "peaks": peaks})
+    with disk_full_explained(place):
+        write_text_atomic(place / records.RECORD, record.model_dump_json(indent=1))
+        over_time = read_over_time(place / records.SAMPLES, record.subjects)
+        write_text_atomic(place / records.PAGE, page(record, over_time))
+    return record
 
 
 def reanalyse(folder: Path) -> BenchRecord:
@@ -132,6 +162,17 @@ def run_named(home: Path, arguments: Sequence[str]) -> RunRecord | None:
     return run_record.load(home, arguments[0])
 
 
+def refuse_differing(record: BenchRecord) -> None:
+    """Raise GateFailed that names the engines whose outputs are not those of the reference."""
+    reference = record.measurements.reference
+    wrong = differing(record.outputs, reference, record.tolerance)
+    if wrong:
+        raise GateFailed(
+            f"outputs are not those of {reference} to within {record.tolerance:g}",
+            why="; ".join(f"{name}: {', '.join(which)}" for name, which in wrong.items()),
+        )
+
+
 def warn_incomplete(missing: str, *, strict: bool) -> None:
     """Say on stderr what is not measured, and why; `missing` is empty if nothing is.
 
@@ -140,7 +181,7 @@ def warn_incomplete(missing: str, *, strict: bool) -> None:
     if missing and strict:
         raise GateFailed("the measurement is incomplete", why=missing, fix=_COMPLETES)
     if missing:
-        print(f"warning: the measurement is incomplete: {missing}", file=sys.stderr)
+        print(f"warning: the measurement is incomplete: {shortened(missing, MOST_TOLD)}", file=sys.stderr)
         print(f"to complete it: {_COMPLETES}", file=sys.stderr)
 
 
@@ -196,36 +237,67 @@ def _quiet(found: Mapping[str, Measurable], options: BenchOptions) -> Quiet:
     return Quiet(max_waited=1.0) if shared else Quiet()
 
 
-def _notes(found: Mapping[str, Measurable]) -> tuple[str, ...]:
+def _notes(found: Mapping[str, Measurable]) -> Iterator[str]:
     servers = [name for name, item in found.items() if item.subject.subject == "server"]
-    return (_NOTE_SERVER.format(names=" and ".join(servers)), _NOTE_SHARED) if servers else ()
+    if servers:
+        yield _NOTE_SERVER.format(names=" and ".join(servers))
+        yield _NOTE_SHARED
+    for name, item in found.items():
+        if item.operations:
+            measured, *others = item.operations
+            yield f"{name} was measured in its operation {measured}; with --operation in {', '.join(others)}."
+
+
+def _operation(found: Mapping[str, Measurable]) -> str:
+    """What is measured, for those who compare this with another bench."""
+    return " and ".join(dict.fromkeys(item.operations[0] for item in found.values() if item.operations))
 
 
 # ----------------------------------------------------------------------------------------- inputs and outputs
 
 
-def _write_inputs(file: Path, found: Mapping[str, Measurable], config: BenchmarkConfig) -> None:
-    """The arrays that the subjects are given: those that take the same get the same.
-
-    Raises ConfigInvalid if two engines of runs take other images: they find theirs by one name.
-    """
+def _write_inputs(
+    file: Path, found: Mapping[str, Measurable], config: BenchmarkConfig, samples: SampleFile | None = None
+) -> list[str]:
+    """The arrays that subjects are given: those that take the same get the same. Returns notes."""
     from hpml.measuring.subjects.tensors import write_arrays
 
     tensors = {tensor.array: tensor for item in found.values() for tensor in item.signature.inputs}
-    engines = [item for item in found.values() if isinstance(item.subject, EngineSubject)]
-    of_engines = {tensor.array for item in engines for tensor in item.signature.inputs}
-    if len(of_engines) > 1:
-        raise ConfigInvalid(
-            "the engines do not take the same images", why=f"they take {' and '.join(sorted(of_engines))}"
-        )
     largest = max(1, *config.batch_sizes, *([_MULTI_STREAM] if config.scenarios else []))
     row_bytes = sum(tensor.bytes_per_row for tensor in tensors.values())
-    rows = max(largest, min(_POOL_ROWS, _POOL_BYTES // max(row_bytes, 1)))
-    _check_room(rows * row_bytes)
-    arrays = {name: tensor.draw(rows, seed=config.seed) for name, tensor in tensors.items()}
-    for name in of_engines:
-        arrays["x_nchw"] = arrays[name]
+    fitting = max(largest, _POOL_BYTES // max(row_bytes, 1))
+    rows = min(fitting, samples.rows) if samples else min(fitting, max(largest, _POOL_ROWS))
+    _check_room(max(rows, largest) * row_bytes)
+    if samples:
+        arrays = samples.arrays(tensors.values(), rows)
+    else:
+        arrays = {name: tensor.draw(rows, seed=config.seed) for name, tensor in tensors.items()}
     write_arrays(file, arrays)
+    return list(_notes_on_samples(samples, rows, largest)) if samples else []
+
+
+def _notes_on_samples(samples: SampleFile, rows: int, largest: int) -> Iterator[str]:
+    if rows < samples.rows:
+        yield (
+            f"The first {rows:,} of {samples.rows:,} samples of {samples.file} were used: all would take too "
+            "much memory in each engine's process."
+        )
+    if rows < largest:
+        yield f"Of {samples.file} there are {rows:,} rows: in larger batches, up to {largest}, they repeat."
+
+
+def inputs_in_words(found: Mapping[str, Measurable], samples: SampleFile | None) -> tuple[str, ...]:
+    """A line for each input: what the requests hold, and how that was decided."""
+    told: dict[str, tuple[dict[str, None], str]] = {}
+    for tensor in (tensor for item in found.values() for tensor in item.signature.inputs):
+        what = (
+            f"{samples.rows:,} sample{'s' if samples.rows > 1 else ''} of {samples.file}"
+            if samples
+            else tensor.filling.in_words(tensor.shape)
+        )
+        shape = f"{tensor.dtype} ({', '.join(map(str, ('batch', *tensor.shape)))})"
+        told.setdefault(tensor.samples, ({}, f"{shape}: {what}"))[0][tensor.name] = None
+    return tuple(f"{' or '.join(names)} {what}" for names, what in told.values())
 
 
 def _check_room(size_bytes: int) -> None:
@@ -258,7 +330,8 @@ def not_finite(outputs: Mapping[str, OutputComparison]) -> tuple[str, ...]:
         for one in comparison.outputs:
             counts = {"NaN": one.nan, "infinity": one.infinite}
             if said := " and ".join(f"{kind} {count:,} times" for kind, count in counts.items() if count):
-                found.append(f"{name} answers {said} in {one.name!r}, of {one.numbers:,} numbers.")
+                where = f"{one.name!r} at batch {one.batch}"
+                found.append(f"{name} answers {said} in {where}, of {one.numbers:,} numbers.")
     return tuple(found)
 
 
@@ -298,7 +371,11 @@ def page(record: BenchRecord, over_time: LatencyOverTime | None = None) -> str:
         record.measurements,
         facts=facts(record),
         notes=record.notes,
+        inputs=record.inputs,
+        has_samples=bool(record.samples),
+        diagnosed=(record.diagnosis, record.peaks) if record.diagnosis and record.peaks else None,
         outputs=record.outputs,
+        tolerance=record.tolerance,
         over_time=over_time,
     )
 

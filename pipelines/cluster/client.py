@@ -146,7 +146,8 @@ class Namespace:
         return self._ask(_Request("create", resource, body=body))
 
     def patch(self, resource: Resource, name: str, changes: Json) -> Json | None:
-        """The object with `changes` merged in (null removes a key), or None if there is none of that name."""
+        """The object with `changes` merged in (null removes a key), or None if there is none of that name, or
+        it is no more of the resourceVersion that `changes` name."""
         return self._ask(_Request("patch", resource, name, body=changes))
 
     def delete(
@@ -279,7 +280,8 @@ class Namespace:
                 return answer if isinstance(answer, dict) else {}
             except _Failed as failed:
                 taken = request.verb == "create" and failed.reason == "AlreadyExists"
-                another = request.verb == "delete" and failed.status == 409  # object has taken the name
+                # For delete: another object has taken the name; for patch: it is of another version by now.
+                another = request.verb in ("delete", "patch") and failed.status == 409
                 if taken or another or (request.name and failed.is_missing_object):
                     return None
                 if failed.status not in RETRIED or time.monotonic() >= until:

@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from hpml.artifacts.diagnosis import DiagnosisSpec
 from hpml.artifacts.interval import Interval
-from hpml.artifacts.measurements import MeasurementsSpec, OutputComparison
+from hpml.artifacts.measurements import TOLERANCE, MeasurementsSpec, OutputComparison
+from hpml.artifacts.peaks import PeaksSpec
+from hpml.components.report import diagnosis as diagnosing
 from hpml.pipelines.command_pages import pictures, tables
 from hpml.reporting import rendering
 from hpml.reporting.cells import Cell, interval_cell, named
@@ -23,12 +26,18 @@ def bench_page(
     facts: Mapping[str, str],
     notes: Sequence[str],
     outputs: Mapping[str, OutputComparison],
+    inputs: Sequence[str] = (),
+    has_samples: bool = False,
+    diagnosed: tuple[DiagnosisSpec, PeaksSpec] | None = None,
+    tolerance: float = TOLERANCE,
     over_time: LatencyOverTime | None = None,
 ) -> str:
     """The whole HTML document of one bench.
 
-    facts: what figures depend on. notes: what to keep in mind. outputs: what each engine answers. over_time:
-    of the rounds; None where the samples do not say when they were.
+    facts: what figures depend on. notes: what to keep in mind. outputs: what each engine answers, the same if
+    within `tolerance`. inputs: what the requests held, a line for each input. has_samples: whether that is
+    real samples. diagnosed: why the engines are not faster, and under which peaks; None where nobody asked.
+    over_time: of the rounds; None where the samples do not say when they were.
     """
     return rendering.render(
         "pipelines/command_pages/templates/bench.html",
@@ -38,6 +47,11 @@ def bench_page(
         facts=facts,
         notes=notes,
         outputs=outputs,
+        inputs=inputs,
+        has_samples=has_samples,
+        diagnosed=diagnosed,
+        diagnosing=diagnosing,
+        tolerance=tolerance,
         seen=over_time,
         pictures=pictures,
         tables=tables,

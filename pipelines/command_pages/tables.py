@@ -5,7 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from hpml.artifacts.interval import Interval
-from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec, OutputComparison, ScenarioFigures
+from hpml.artifacts.measurements import (
+    TOLERANCE,
+    EngineFigures,
+    MeasurementsSpec,
+    OutputComparison,
+    ScenarioFigures,
+    Verdict,
+)
 from hpml.pipelines.command_pages.pictures import PERCENTILES
 from hpml.reporting.cells import Cell, Row, interval_cell, named
 from hpml.reporting.costs import condition_facts
@@ -72,7 +79,9 @@ def metric_in_words(scenario: ScenarioFigures) -> str:
     return f"queries per second{bound}"
 
 
-def output_rows(outputs: Mapping[str, OutputComparison], reference: str) -> list[Row]:
+def output_rows(
+    outputs: Mapping[str, OutputComparison], reference: str, tolerance: float = TOLERANCE
+) -> list[Row]:
     """A row for each output of each engine but the reference, by columns; none where there is no other."""
     return [
         {
@@ -80,11 +89,12 @@ def output_rows(outputs: Mapping[str, OutputComparison], reference: str) -> list
             "output": Cell(
                 f"{one.name} ({one.reference_name})" if one.reference_name else one.name, style=""
             ),
-            "max difference": _tiny(one.max_abs_difference),
+            "batch": Cell(str(one.batch)),
+            "max diff.": _tiny(one.max_abs_difference),
             "relative": _tiny(one.max_rel_difference),
-            "same top-1": Cell() if one.top1_agreement is None else Cell(percent(one.top1_agreement)),
-            "NaN": Cell(f"{one.nan:,}"),
-            "inf": Cell(f"{one.infinite:,}"),
+            "top-1": Cell() if one.top1_agreement is None else Cell(percent(one.top1_agreement)),
+            "NaN, inf": Cell(f"{one.nan:,}, {one.infinite:,}" if one.nan or one.infinite else "0"),
+            "verdict": _verdict(one.verdict(tolerance)),
         }
         for name, comparison in outputs.items()
         if name != reference
@@ -96,25 +106,64 @@ def _tiny(value: float | None) -> Cell:
     return Cell() if value is None else Cell(f"{value:.2g}")
 
 
-def outputs_in_words(outputs: Mapping[str, OutputComparison], reference: str) -> list[str]:
-    """What the rows of `output_rows` are, and what could not be compared."""
+def _verdict(verdict: Verdict) -> Cell:
+    return Cell(verdict, style="badge chosen" if verdict == "same" else "badge")
+
+
+def differing(
+    outputs: Mapping[str, OutputComparison], reference: str, tolerance: float
+) -> dict[str, list[str]]:
+    """The outputs of each engine that are not what the reference answers; without those not compared."""
+    found: dict[str, list[str]] = {}
+    for name, comparison in outputs.items():
+        for one in comparison.outputs if name != reference else ():
+            if one.verdict(tolerance) in ("differs", "not finite"):
+                found.setdefault(name, []).append(f"{one.name!r} at batch {one.batch}")
+    return found
+
+
+def outputs_in_words(
+    outputs: Mapping[str, OutputComparison],
+    reference: str,
+    tolerance: float = TOLERANCE,
+    *,
+    are_real: bool = False,
+) -> list[str]:
+    """The verdict, what the rows of `output_rows` are, and what could not be compared."""
     said = []
     for name, comparison in outputs.items():
         if comparison.reason:
             said.append(f"The outputs of {name} were not compared: {comparison.reason}.")
         said += [
-            f"Output {one.name!r} of {name} was not compared: {one.reason}."
+            f"Output {one.name!r} of {name} was not compared at batch {one.batch}: {one.reason}."
             for one in comparison.outputs
             if one.reason
         ]
-    requests = max((comparison.requests for comparison in outputs.values()), default=0)
-    if requests:
-        said.append(
-            f"Outputs: the largest difference from what {reference} answers to the same {requests} random "
-            "requests; relative: to the largest number of that output. Same top-1: of outputs (1, classes), "
-            "the share of requests with the same class. Inputs are random, so this is no accuracy. In "
-            "parentheses: another name there."
-        )
+    others = {name: comparison for name, comparison in outputs.items() if name != reference}
+    requests = max((comparison.requests for comparison in others.values()), default=0)
+    if not requests:
+        return said
+    wrong = differing(outputs, reference, tolerance)
+    said += [
+        f"{name} does not answer as {reference} does, in {', '.join(which)}." for name, which in wrong.items()
+    ]
+    same = [
+        name
+        for name, comparison in others.items()
+        if name not in wrong and any(one.verdict(tolerance) == "same" for one in comparison.outputs)
+    ]
+    if same:
+        said.append(f"{', '.join(same)}: as {reference} answers, in all outputs that were compared.")
+    what = "samples" if are_real else "random samples"
+    batched = next((comparison.batched for comparison in others.values() if comparison.batched), {})
+    more = "".join(f", and to {count} batches of {batch}" for batch, count in batched.items())
+    said.append(
+        f"Outputs: the largest difference from what {reference} answers to the same {requests} {what}, one "
+        f"at a time{more}; relative: to the largest number of that output, up to "
+        f"{100 * tolerance:g} % counts as the same; whole numbers have to be the same. Top-1: of outputs "
+        "(batch, classes), the share of samples with the same class. In parentheses: another name there."
+        + ("" if are_real else " Inputs are random, so this is no accuracy.")
+    )
     return said
 
 

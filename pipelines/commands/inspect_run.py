@@ -19,6 +19,7 @@ from hpml.pipelines.commands.options import (
     RemoteHost,
     Run,
     RunArgument,
+    SampleData,
     app,
     print_json,
 )
@@ -138,6 +139,7 @@ def diagnose(
         list[str] | None,
         typer.Option("--dim", metavar="NAME=SIZE", help="Of a file: a size that it leaves open."),
     ] = None,
+    data: SampleData = None,
     threads: Annotated[int | None, typer.Option(min=1, help="Of a file; by default all CPUs.")] = None,
     budget_s: Annotated[float | None, typer.Option(help="Of measuring a file, as in hpml bench.")] = None,
     limit_s: Annotated[
@@ -152,6 +154,7 @@ def diagnose(
     """Say why the engines of a run, or an ONNX file, are not faster, and what to do about it."""
     from hpml.pipelines.bench import diagnose_file, diagnosis, measurable
     from hpml.pipelines.bench import session as benches
+    from hpml.pipelines.bench.sample_file import SampleFile
     from hpml.pipelines.engine import run_record
     from hpml.pipelines.terminal import console
 
@@ -161,8 +164,18 @@ def diagnose(
         options = benches.BenchOptions(threads=threads, budget_s=budget_s)
         sizes = measurable.parse_sizes(dims or ())
         with console.watcher() as watcher:
-            found, peaks = diagnose_file.diagnose(home, Path(run), sizes, options, watcher, limit_s=limit_s)
+            found, peaks = diagnose_file.diagnose(
+                home,
+                Path(run),
+                sizes,
+                options,
+                watcher,
+                limit_s=limit_s,
+                samples=SampleFile(data) if data else None,
+            )
         variant = run
+    elif data:
+        raise UsageError("--data is for an ONNX file", why="a run is diagnosed with its own test samples")
     else:
         record = run_record.load(home, run)
         found, peaks = diagnosis.find(home, record), None

@@ -18,6 +18,7 @@ from hpml.pipelines.commands.options import (
     Home,
     Html,
     MarkdownFormat,
+    SampleData,
     Strict,
     app,
     strictly,
@@ -87,6 +88,21 @@ def engines(
         typer.Option("--input", metavar="3x32x32", help="An input of torch modules; 128:int64 for integers."),
     ] = None,
     dims: Dims = None,
+    data: SampleData = None,
+    tolerance: Annotated[
+        float | None,
+        typer.Option(
+            min=0,
+            help="Outputs may differ by so much of the reference's largest number and count as the same, by "
+            "default 0.01; given, others end with exit code 5.",
+        ),
+    ] = None,
+    diagnose: Annotated[
+        bool,
+        typer.Option(
+            "--diagnose", help="Of ONNX files also the share of the machine's peak, and why no more."
+        ),
+    ] = False,
     argument: Annotated[
         list[str] | None,
         typer.Option("--arg", metavar="KEY=VALUE", help="An argument of torch modules' callables: width=32."),
@@ -97,6 +113,12 @@ def engines(
             metavar="FILE", help="A recipe; its network gets train.model.arguments, its data says the input."
         ),
     ] = None,
+    operation: Annotated[
+        str,
+        typer.Option(
+            metavar="NAME", help="Of engines that have several, such as prefill; by default the first."
+        ),
+    ] = "",
     model: Annotated[str, typer.Option(help="The model of a server that is given without one.")] = "",
     device: Annotated[Literal["cpu", "cuda"], typer.Option(help="Of ONNX files and torch modules.")] = "cpu",
     seed: Annotated[int, typer.Option(min=0, help="Of the inputs and the order of the engines.")] = 0,
@@ -112,26 +134,37 @@ def engines(
     output: Format = "table",
 ) -> None:
     """Measure anything together: latency, throughput and ratios with their intervals."""
-    from hpml.pipelines.bench import measurable
+    from hpml.artifacts.measurements import TOLERANCE
+    from hpml.pipelines.bench import diagnose_file, measurable
     from hpml.pipelines.bench import session as benches
+    from hpml.pipelines.bench.sample_file import SampleFile
     from hpml.pipelines.engine.store import Store
-    from hpml.pipelines.terminal import bench_tables
+    from hpml.pipelines.terminal import bench_tables, console
 
+    if earlier and (data or diagnose):
+        raise UsageError(
+            "--data and --diagnose cannot be given with --from", why="nothing is measured or run again"
+        )
     if earlier:
         record, place = benches.reanalyse(earlier), earlier
+        if tolerance is not None:
+            record = record.model_copy(update={"tolerance": tolerance})
     elif arguments and (run := benches.run_named(home, arguments)):
         _complete(home, run, _engine_options(context), strict=strict, output=output)
         return
     elif arguments:
         sizes, tensors = measurable.parse_sizes(dims or ()), measurable.parse_inputs(inputs or ())
+        samples = SampleFile(data) if data else None
         hints = measurable.Hints(
             home,
             sizes=sizes,
             inputs=tensors,
             arguments=measurable.parse_arguments(argument or ()),
             recipe=recipe,
+            operation=operation,
             model=model,
             device=device,
+            samples=samples,
         )
         options = benches.BenchOptions(
             batches=measurable.parse_batches(batch) if batch else (),
@@ -145,15 +178,29 @@ def engines(
             reference=reference,
             price_per_hour=price_per_hour,
             seed=seed,
+            tolerance=TOLERANCE if tolerance is None else tolerance,
         )
         with Store(home).in_use():  # gc waits until they are measured
+            hints = measurable.with_network(hints, arguments)
+            samples = hints.samples
             found = measurable.measurables(arguments, hints)
-            record, place = benches.measure(home, found, options, command=sys.argv[1:], folder=folder)
+            record, place = benches.measure(
+                home, found, options, command=sys.argv[1:], folder=folder, samples=samples
+            )
+        if diagnose:
+            with console.watcher() as watcher:
+                limit_s = diagnose_file.LIMIT_S
+                told = diagnose_file.diagnose_measured(
+                    home, found, record, watcher, limit_s=limit_s, samples=samples
+                )
+            record = benches.with_diagnosis(place, record, *told)
     else:
         raise UsageError(
             "nothing to measure", fix="name engines, or --from FOLDER; see hpml bench engines --help"
         )
     bench_tables.show(record, place, output)
+    if tolerance is not None:
+        benches.refuse_differing(record)
     benches.warn_incomplete(record.measurements.incomplete, strict=strict)
 
 

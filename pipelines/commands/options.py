@@ -48,6 +48,16 @@ Dims = Annotated[
 ]
 
 
+SampleData = Annotated[
+    Path | None,
+    typer.Option(
+        "--data",
+        metavar="FILE.npz",
+        help="Real samples: arrays by the names of the inputs, samples in front; they say open sizes, too.",
+    ),
+]
+
+
 Set = Annotated[
     list[str] | None,
     typer.Option("--set", metavar="KEY=VALUE", help="Override a key, such as train.epochs=3."),

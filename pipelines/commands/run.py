@@ -106,6 +106,7 @@ def execute(
     from hpml.pipelines.engine.execution import Execution
     from hpml.pipelines.executors import named as executors
     from hpml.pipelines.preflight import applicability
+    from hpml.pipelines.preflight import checks as preflight
     from hpml.pipelines.terminal import console, results
 
     with console.watcher() as watcher:
@@ -114,6 +115,8 @@ def execute(
         if executor == "process":
             recipes.check_targets(loaded.recipe)
         opened.check(steps)
+        if executor == "process":
+            preflight.check_network(loaded, steps, settings, opened, watcher)
         applicability.tell(loaded, steps, settings, opened, watcher)
         store = loaded.recipe.cluster.store if executor == "kubernetes" else ""
         record = run_record.start(

@@ -29,7 +29,8 @@ from hpml.pipelines.stage_needs import needs_of
 
 _ROOT = Path(hpml.__file__).parents[1]
 _OURS = "hpml"  # below _ROOT, which has all other libraries too where we are installed
-_NETWORKS = "hpml.models"  # what builds a network; a stage that reaches it runs the user's own code
+# A stage that reaches these runs the user's own code: what builds a network, and what finds a user's task.
+_NETWORKS, _USERS_TASKS = "hpml.models", "hpml.tasks.users_code"
 _DOCUMENTED = (ast.Module, ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 _IMPORT_PATH = re.compile(r"([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*):[A-Za-z_]\w*")
 
@@ -264,6 +265,11 @@ class CacheKeyInputs:
         return hashlib.sha256(canonical_json(dict(self.fields)).encode()).hexdigest()
 
 
+def builds_networks(node: Node) -> bool:
+    """Whether a step can build the network of its run."""
+    return _NETWORKS in code_of(node.run.__module__).modules
+
+
 def cache_key_inputs(
     node: Node,
     input_digests: Mapping[str, Any],
@@ -277,13 +283,17 @@ def cache_key_inputs(
     """What the result of `node` depends on.
 
     input_digests: content digests of its inputs, shaped like `node.inputs`. ancestors: the steps whose
-    results it reads, directly or not: what builds a network runs the user's code that one of them names.
+    results it reads, directly or not: what builds a network, or asks a task, runs the user's code that one of
+    them names.
     registry: the identity of the model registry, for the steps that write to it. runtime_environment: what
     it finds where it is to run, with `threads`.
     """
     needs = needs_of(node.stage)
     code = code_of(node.run.__module__, import_paths)
-    namers = [node, *ancestors] if _NETWORKS in code.modules else [node]
+    namers = [node]
+    for one in ancestors:
+        if _NETWORKS in code.modules or (one.stage == "prepare" and _USERS_TASKS in code.modules):
+            namers.append(one)
     users = _users_code([each.config.model_dump(mode="json") for each in namers], import_paths)
     fields: dict[str, Any] = {
         "stage": node.run_path,

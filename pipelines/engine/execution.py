@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from hpml.core.errors import ExitCode, HpmlError
+from hpml.core.errors import ExitCode, HpmlError, shortened
 from hpml.io import tracking
 from hpml.io.relay import EventTail
 from hpml.io.tracking import Outbox, store_identity
@@ -23,6 +23,7 @@ from hpml.pipelines.executors.base import Executor, StepExit, Watcher
 from hpml.pipelines.plan import Node, Plan
 from hpml.pipelines.stage_needs import needs_of
 
+MOST_TOLD = 300  # characters of what is missing; the report has all
 _POLL_S = 0.1
 _QUIET_POLL_S = 1.0  # while a step wants the machine for itself: looking for its progress takes a CPU from it
 _GRACE_S = 15.0
@@ -69,11 +70,15 @@ class _Running:
 
 @dataclass(frozen=True)
 class Forecast:
-    """What a run would do with one step: "cached", "would run", or "depends" on what comes before it."""
+    """What a run would do with one step: "cached", "would run", or "depends" on what comes before it.
+
+    digest: of what is cached.
+    """
 
     step: str
     outcome: str
     reasons: tuple[str, ...]
+    digest: str = ""
 
 
 def forecast(plan: Plan, settings: Settings, executor: Executor) -> list[Forecast]:
@@ -89,7 +94,7 @@ def forecast(plan: Plan, settings: Settings, executor: Executor) -> list[Forecas
         digest = None if node.name in settings.force else executor.store.lookup(key_inputs.key)
         if digest:
             digests[node.name] = digest
-            answers.append(Forecast(node.name, "cached", ()))
+            answers.append(Forecast(node.name, "cached", (), digest))
         else:
             reasons = _why_miss(node, key_inputs, settings, executor)
             answers.append(Forecast(node.name, "would run", reasons))
@@ -363,7 +368,7 @@ class Execution:
         self._verified.update(self._parents(node).values(), [digest])
         self._succeed(node, "done", digest, key=key)
         if manifest.incomplete:
-            self._watcher.say(f"{node.name} is incomplete: {manifest.incomplete}")
+            self._watcher.say(f"{node.name} is incomplete; what is missing is told when the run ends")
 
     def _succeed(self, node: Node, status: Status, digest: str, *, key: str) -> None:
         self._digests[node.name] = digest
@@ -482,7 +487,9 @@ def first_failure(record: RunRecord) -> tuple[str, StepRecord] | None:
 def incomplete_steps(record: RunRecord) -> list[str]:
     """A sentence for each step whose result lacks something: what, and why."""
     return [
-        f"{name} is incomplete: {step.incomplete}" for name, step in record.steps.items() if step.incomplete
+        f"{name} is incomplete: {shortened(step.incomplete, MOST_TOLD)}"
+        for name, step in record.steps.items()
+        if step.incomplete
     ]
 
 

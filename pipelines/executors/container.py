@@ -25,11 +25,13 @@ from pydantic import BaseModel
 from hpml.components.__main__ import Job, arguments_of
 from hpml.core.contract import Events
 from hpml.core.errors import ConfigInvalid, ExitCode, Unavailable
+from hpml.data_files.model_folder import HUB
 from hpml.pipelines.engine import cache_keys
 from hpml.pipelines.engine.cache_keys import RuntimeEnvironment
 from hpml.pipelines.engine.execution import Settings
 from hpml.pipelines.executors.base import StepExit, Watcher
 from hpml.pipelines.executors.forkserver import ForkServer, ProcessExit
+from hpml.pipelines.executors.image_contents import require_architecture
 from hpml.pipelines.executors.process import LocalSteps
 from hpml.pipelines.plan import Node, Plan
 from hpml.pipelines.recipe import LoadedRecipe
@@ -39,6 +41,7 @@ _STOP_S = 12  # from SIGTERM to SIGKILL; a training step needs 10 to save
 _UNITS = {"": 1, "k": 10**3, "M": 10**6, "G": 10**9, "T": 10**12}
 _UNITS |= {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40}
 _TMPFS = "/tmp:rw,exec,mode=1777"  # noqa: S108 - the container's own
+_OF_THE_HUB = ("HF_ENDPOINT", "HF_TOKEN")
 _CANNOT_START = {125: "the container engine refused it", 126: "its command cannot be run", 127: "no command"}
 
 
@@ -47,7 +50,8 @@ class Containers(LocalSteps):
 
     def __init__(self, loaded: LoadedRecipe, settings: Settings, watcher: Watcher) -> None:
         super().__init__(settings.home)
-        self._cluster, self._settings, self._watcher = loaded.recipe.cluster, settings, watcher
+        self._recipe, self._cluster = loaded.recipe, loaded.recipe.cluster
+        self._settings, self._watcher = settings, watcher
         self._engine = find_engine()
         self._names: dict[int, str] = {}
         self._runtime_environment: dict[str, RuntimeEnvironment] = {}
@@ -96,10 +100,12 @@ class Containers(LocalSteps):
     def check(self, plan: Plan) -> None:
         """Look at every image, and at what has to be reached, before anything is started.
 
-        Raises ConfigInvalid if an image is absent or other code, or an address is that of this machine only.
+        Raises ConfigInvalid if an image is absent, has other code or lacks what the network needs, or an
+        address is that of this machine only.
         """
         for node in plan.nodes.values():
-            self.runtime_environment(node.stage)
+            holds = self.runtime_environment(node.stage)
+            require_architecture(self._recipe, node, self._image(node.stage), holds)
             self._refuse_loopback(node)
 
     def prepare(self, waiting: tuple[Node, ...]) -> None:
@@ -131,6 +137,10 @@ class Containers(LocalSteps):
             command += ["--device", "nvidia.com/gpu=all"] if podman else ["--gpus", "all"]
         if needs_of(node.stage).registry:
             command += ["--env", f"MLFLOW_TRACKING_URI={self._settings.registry_uri}"]
+        if self._url(node) == _hub():
+            given = [name for name in _OF_THE_HUB if name in os.environ]  # by name: a token is for no log
+            command += [part for name in given for part in ("--env", name)]
+            command += ["--env", f"HF_HOME={job['scratch']}/hub"]  # /tmp there is memory
         for place, mode in self._mounts(node, job):
             command += ["--volume", f"{place}:{place}:{mode}"]
         fields = {key: value for key, value in job.items() if key != "import_paths"}
@@ -163,6 +173,9 @@ class Containers(LocalSteps):
         registry = self._settings.registry_uri
         if needs_of(node.stage).registry and "://" in registry and not registry.startswith("sqlite:"):
             return registry
+        addresses = (getattr(node.config, name, None) for name in ("weights", "tokenizer"))
+        if any(str(address).startswith(HUB) for address in addresses):
+            return _hub()
         return getattr(node.config, "url", None) or ""
 
     def _refuse_loopback(self, node: Node) -> None:
@@ -262,6 +275,11 @@ def _cause(engine: str, name: str, status: int, memory: str) -> str:
 
 def _ask(*command: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, capture_output=True, text=True, check=False, stdin=subprocess.DEVNULL)
+
+
+def _hub() -> str:
+    """The address of the Hugging Face hub, as its library takes it."""
+    return os.environ.get("HF_ENDPOINT") or "https://huggingface.co"
 
 
 def _is_loopback(host: str) -> bool:

@@ -37,6 +37,7 @@ from hpml.pipelines.engine.cache_keys import RuntimeEnvironment
 from hpml.pipelines.engine.execution import Settings
 from hpml.pipelines.executors.base import StepExit, Watcher
 from hpml.pipelines.executors.cluster_job import JobOutcome, JobRunner, RunOwner
+from hpml.pipelines.executors.image_contents import require_architecture
 from hpml.pipelines.plan import Node, Plan
 from hpml.pipelines.recipe import LoadedRecipe
 from hpml.pipelines.stage_needs import needs_of
@@ -121,11 +122,14 @@ class Jobs:
         for node in plan.nodes.values():
             if needs_of(node.stage).registry and not self._cluster.tracking_uri:
                 raise ConfigInvalid(f"{node.name} has no registry", fix="set cluster.tracking_uri")
-            for name in ("path", "weights"):
+            for name in ("path", "weights", "tokenizer"):
                 path = getattr(node.config, name, None)
                 if isinstance(path, Path) and path.exists():
                     self._say(f"{node.name} reads {path}: a pod sees it only if its image has it there, too")
-            self.runtime_environment(node.stage)
+            image = self._cluster.needs(node.stage).image
+            assert image, "the defaults are filled in"
+            holds = self.runtime_environment(node.stage)
+            require_architecture(self._recipe, node, self._cluster.image(image), holds)
         self._to_come = set(plan.nodes)
 
     def runtime_environment(self, stage: str) -> RuntimeEnvironment:

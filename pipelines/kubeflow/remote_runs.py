@@ -18,6 +18,7 @@ from typing import Any
 
 import yaml
 
+from hpml import models
 from hpml.components.executor_input import HTML
 from hpml.core.atomic_files import write_text_atomic
 from hpml.core.contract import Config
@@ -29,6 +30,7 @@ from hpml.pipelines.cluster.causes import cause_told
 from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.run_record import FINISHED, RunRecord, Status, StepRecord
 from hpml.pipelines.executors.base import Watcher
+from hpml.pipelines.executors.image_contents import how_to_build
 from hpml.pipelines.kubeflow import cron as kubeflow_cron
 from hpml.pipelines.kubeflow.server import Server, find_server
 from hpml.pipelines.kubeflow.workflow import Workflow
@@ -144,6 +146,8 @@ def _request(loaded: LoadedRecipe, target: Target, watcher: Watcher) -> tuple[di
     from hpml.pipelines.kubeflow.compile import compile_pipeline
 
     server = target.server  # if there is none, that is said at once
+    if package := models.EXTRAS.get(loaded.recipe.train.model.architecture):
+        watcher.say(f"no image can be asked beforehand whether it holds {package}: {how_to_build(package)}")
     compiled = compile_pipeline(loaded)
     _check_namespace(target)
     name = target.experiment or loaded.recipe.name
@@ -264,7 +268,7 @@ class _Observer:
         if self._watcher and new.status != old.status:
             self._watcher.step_changed(step, new)
             if new.incomplete:
-                self._watcher.say(f"{step} is incomplete: {new.incomplete}")
+                self._watcher.say(f"{step} is incomplete; what is missing is told when the run ends")
         if self._watcher and new.status == "running":
             events = self._events(workflow, task)
             for event in events[self._told.get(step, 0) :]:

@@ -40,7 +40,8 @@ def unbuildable(loaded: LoadedRecipe) -> dict[str, str]:
     """The variants with a method that does not apply to the recipe's network, and why.
 
     A variant that is not named may still turn out not to be built: some of it shows on the trained network
-    only, and nothing can be told where torch is not installed or the network cannot be built.
+    only, and nothing can be told where torch is not installed, the network cannot be built or is elsewhere,
+    or the task is a user's own.
     """
     recipe = loaded.recipe
     picky = {
@@ -49,11 +50,18 @@ def unbuildable(loaded: LoadedRecipe) -> dict[str, str]:
         for method in methods
         if type(method).check is not Method.check
     }
-    if not picky:
+    stand_in = recipe.data.stand_in()
+    if not picky or stand_in is None:
         return {}
-    model = recipe.train.model
+    try:
+        architecture = recipe.train.known_architecture()
+    except ConfigInvalid:  # training says why
+        return {}
+    if architecture is None:
+        return {}
     question = {
-        "architecture": {"name": model.architecture, "arguments": model.arguments},
+        "architecture": architecture.model_dump(mode="json"),
+        "task": stand_in.model_dump(mode="json"),
         "methods": [method.model_dump(mode="json") for method in picky.values()],
     }
     module = "hpml.components.compress.applicability"

@@ -35,8 +35,8 @@ class Bounds(Config):
     share of that of the outputs. 0.1 is a signal 20 dB above the noise.
     """
 
-    max_accuracy_drop: float = Field(default=_INT8.max_accuracy_drop or 0.0, ge=0, le=1)  # of top-1
-    min_top1_agreement: float = Field(default=_INT8.min_top1_agreement or 1.0, ge=0, le=1)
+    max_accuracy_drop: float = Field(default=_INT8.max_quality_loss or 0.0, ge=0, le=1)  # of top-1
+    min_top1_agreement: float = Field(default=_INT8.min_agreement or 1.0, ge=0, le=1)
     max_relative_error: float = Field(default=0.1, ge=0)
 
 

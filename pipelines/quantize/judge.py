@@ -10,12 +10,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from hpml.core.errors import ConfigInvalid, StageFailed
-from hpml.measuring.accuracy import paired_accuracy
+from hpml.measuring.quality import mcnemar_exact, paired_change
 from hpml.measuring.statistics import wilson
 from hpml.pipelines.quantize.job import Bounds, Judgement
 from hpml.pipelines.quantize.samples import Feeds, Rows, Samples
 from hpml.targets.onnx_session import OnnxSession
-from hpml.tasks.images import top1_accuracy
 
 _BATCH = 32
 
@@ -134,12 +133,13 @@ def _judged(name: str, seen: _Seen, is_classes: bool, samples: Samples, rows: Ro
         own = np.where(
             hopeless[:, None], np.where(np.arange(own.shape[1]) == labels[:, None], -1.0, 0.0), own
         )
-        paired = paired_accuracy(own, expected, labels)
+        right, right_before = (logits.argmax(axis=1) == labels for logits in (own, expected))
+        gained, lost = int((right & ~right_before).sum()), int((right_before & ~right).sum())
         told |= {
-            "accuracy_fp32": wilson(top1_accuracy(expected, labels), len(rows)),
-            "accuracy_int8": wilson(top1_accuracy(own, labels), len(rows)),
-            "accuracy_change": paired.top1_change,
-            "mcnemar_p": paired.mcnemar_p,
+            "accuracy_fp32": wilson(float(right_before.mean()), len(rows)),
+            "accuracy_int8": wilson(float(right.mean()), len(rows)),
+            "accuracy_change": paired_change(gained, lost, len(rows)),
+            "mcnemar_p": mcnemar_exact(gained, lost),
         }
     return common.model_copy(update=told)
 

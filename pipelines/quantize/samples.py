@@ -10,15 +10,15 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from hpml.components.prepare.image_folders import images_among, list_images
-from hpml.components.prepare.npz_arrays import read_arrays
-from hpml.components.prepare.picture_facts import MODES, POLICY
 from hpml.core import regular_files
 from hpml.core.errors import ConfigInvalid, StageFailed
 from hpml.measuring.subjects.onnx import OnnxSubject
 from hpml.measuring.subjects.tensors import Signature, Tensor
 from hpml.pipelines.quantize.job import Preprocessing
-from hpml.tasks import pictures
+from hpml.tasks.image_classification import pictures
+from hpml.tasks.image_classification.data.image_folders import images_among, list_images
+from hpml.tasks.image_classification.data.npz_arrays import read_arrays
+from hpml.tasks.image_classification.data.picture_facts import MODES, POLICY
 
 _LABELS = ("y", "labels")
 _CHANNELS = (1, 3)
@@ -300,7 +300,7 @@ class Pictures(Samples):
             self.labels = np.array([file.label for file in listed], np.int64)
             self._files = [file.path for file in listed]
             if "test" in splits:
-                self.test = np.arange(len(splits["train"]), len(listed))
+                self.test = np.arange(len(listed) - len(splits["test"]), len(listed))
         else:
             self._files = entries
         self.rows = len(self._files)

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from rich.text import Text
 
+from hpml.artifacts.diagnosis import DiagnosisSpec
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
 from hpml.pipelines.bench.record import PAGE, BenchRecord
@@ -41,6 +43,8 @@ def show(record: BenchRecord, folder: Path, output: str) -> None:
         _scenarios(measurements)
         _costs(measurements)
     _outputs(record)
+    if record.diagnosis:
+        _shares(record.diagnosis)
     for sentence in (*_closing(record), *record.notes, f"page: {(folder / PAGE).resolve()}"):
         say(sentence)
 
@@ -97,7 +101,7 @@ def _throughputs(measurements: MeasurementsSpec) -> None:
         shown = batches[start : start + _BATCHES_IN_A_TABLE]
         rows = []
         for name, engine in measurements.engines.items():
-            rates = {item.batch: item.images_per_s for item in engine.throughput}
+            rates = {item.batch: item.rows_per_s for item in engine.throughput}
             rows.append((name, *(figure(rates.get(batch)) for batch in shown)))
         columns = ("samples/s", *(f"batch {batch}" for batch in shown))
         print_figures(columns, rows, right=range(1, len(columns)))
@@ -137,11 +141,29 @@ def _megabytes(size_bytes: int | None) -> str:
 
 
 def _outputs(record: BenchRecord) -> None:
-    rows = output_rows(record.outputs, record.measurements.reference)
-    if rows:
-        print_figures(
-            list(rows[0]), [[cell.lines for cell in row.values()] for row in rows], right=(2, 3, 4, 5, 6)
+    """A table for each engine but the reference."""
+    rows = output_rows(record.outputs, record.measurements.reference, record.tolerance)
+    for engine, of_engine in itertools.groupby(rows, key=lambda row: row["engine"].text):
+        cells = [
+            {column: cell.lines for column, cell in row.items() if column != "engine"} for row in of_engine
+        ]
+        say(engine)
+        print_figures(list(cells[0]), [list(row.values()) for row in cells], right=(1, 2, 3, 4, 5))
+
+
+def _shares(diagnosis: DiagnosisSpec) -> None:
+    """The share of the machine's peak of each engine."""
+    rows = [
+        (
+            name,
+            "-" if one.share_of_roof is None else percent(one.share_of_roof),
+            one.bound or "-",
+            plain(one.flops / 1e6) if one.flops else "-",
+            plain(one.bytes / 1e6) if one.bytes else "-",
         )
+        for name, one in diagnosis.engines.items()
+    ]
+    print_figures(("engine", "of peak", "bound by", "Mflop", "MB moved"), rows, right=(1, 3, 4))
 
 
 def _closing(record: BenchRecord) -> Iterator[str]:
@@ -155,7 +177,15 @@ def _closing(record: BenchRecord) -> Iterator[str]:
             why = why_absent(engine, one)
             if why and why != NOT_MEASURED:
                 yield f"{one.removeprefix('latency_ms_')} of {name} is {why}."
-    yield from outputs_in_words(record.outputs, measurements.reference)
+    yield from (f"input {told}" for told in record.inputs)
+    yield from outputs_in_words(
+        record.outputs, measurements.reference, record.tolerance, are_real=bool(record.samples)
+    )
+    if record.diagnosis:
+        yield "of peak: the time that the machine's peaks allow, as a share of that of a request at batch 1."
+        for name, found in record.diagnosis.engines.items():
+            yield f"{name}: {found.verdict or f'not diagnosed: {found.reason}.'}"
+        yield from (f"{note}." for note in record.diagnosis.notes)
     if any(engine.scenarios for engine in measurements.engines.values()):
         yield "Scenarios by the definitions of MLPerf Inference; not an MLPerf result."
     energy = energy_sources(measurements.engines)

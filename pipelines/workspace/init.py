@@ -11,11 +11,12 @@ from typing import Any
 
 import typer
 
-from hpml.components.prepare.sources import SOURCES, AnySource, Preview
 from hpml.core import strict_yaml
 from hpml.core.contract import validate
 from hpml.core.errors import ConfigInvalid, StageFailed, UsageError
 from hpml.pipelines import recipe
+from hpml.tasks import SOURCES, AnySource
+from hpml.tasks.image_classification.data.loaded import PicturesPreview
 
 _ARCHIVES = (".tar.gz", ".tgz", ".zip", ".tar")
 _LARGEST_SIDE = 64  # of images that a recipe begins with: our networks, and CPUs, are for small ones
@@ -59,7 +60,7 @@ def write(file: Path, data: str, model: str, max_accuracy_drop: float) -> tuple[
     fields = {
         "data": source if len(source) > 1 else source["source"],
         "train": {"model": _model(model, side or (max(preview.largest_hw) if preview else _VIT_SIDE))},
-        "goals": {"max_accuracy_drop": max_accuracy_drop},
+        "goals": {"max_quality_loss": max_accuracy_drop},
     }
     try:
         with file.open("x", encoding="utf-8") as new:
@@ -92,20 +93,20 @@ def _source(data: str) -> dict[str, Any]:
     return {"source": kind, "path": data}
 
 
-def _preview(source: dict[str, Any]) -> Preview | None:
+def _preview(source: dict[str, Any]) -> PicturesPreview | None:
     """What is known of the data at once. Raises ConfigInvalid for data that cannot be used."""
     config: Any = validate(AnySource, source, where="the data")
     unsupported_reason = config.unsupported_reason()
     if unsupported_reason and "path" in source:
         raise ConfigInvalid("the data cannot be used", why=unsupported_reason)
     try:
-        found: Preview | None = config.preview()
+        found: PicturesPreview | None = config.preview_pictures()
     except StageFailed as error:  # what a stage cannot use, an answer should not name
         raise ConfigInvalid(error.what, why=error.why, fix=error.fix) from None
     return found
 
 
-def _side(source: dict[str, Any], model: str, preview: Preview | None) -> int | None:
+def _side(source: dict[str, Any], model: str, preview: PicturesPreview | None) -> int | None:
     """The `image_size` to write; None where the source's own does."""
     is_folder = source["source"] == "folder"  # the only one whose images can be shrunk
     if preview is None or source["source"] == "mnist5k" or not (is_folder or model == "vit"):
@@ -121,7 +122,7 @@ def _model(name: str, side: int) -> str | dict[str, Any]:
     return {"architecture": name, "arguments": {"image_size": side}}
 
 
-def _remarks(preview: Preview, side: int | None) -> tuple[str, ...]:
+def _remarks(preview: PicturesPreview, side: int | None) -> tuple[str, ...]:
     remarks = []
     if preview.images:
         low, high = (f"{width}x{height}" for height, width in (preview.smallest_hw, preview.largest_hw))
@@ -137,7 +138,7 @@ def _remarks(preview: Preview, side: int | None) -> tuple[str, ...]:
                 f"image_size {side} shrinks the larger ones: raise it for detail, at the cost of time"
             )
     if preview.left_out:
-        from hpml.components.prepare.checks import counted
+        from hpml.core.words import counted
 
         remarks.append(f"left out, as no images: {counted(preview.left_out, 'file')}")
     return tuple(remarks)

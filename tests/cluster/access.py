@@ -15,7 +15,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parents[2]
 NAMESPACE = "hpml"
 CPU_IMAGE, CLIENT_IMAGE = "localhost/hpml-cpu:test", "localhost/hpml-client:test"
-MOTO_IMAGE = "localhost/hpml-moto:test"
+MOTO_IMAGE, SERVING_IMAGE = "localhost/hpml-moto:test", "localhost/hpml-serving:test"
 
 
 def kubectl(*arguments: str, stdin: str = "", check: bool = True) -> str:

@@ -21,6 +21,7 @@ from tests.cluster.access import (
     MOTO_IMAGE,
     NAMESPACE,
     ROOT,
+    SERVING_IMAGE,
     Workspace,
     forwarded,
     kubectl,
@@ -43,7 +44,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 def cluster() -> None:
     """A cluster that answers, with the test images on a node."""
     assert shutil.which("kubectl"), "make test-cluster needs kubectl on PATH"
-    for image in (CPU_IMAGE, CLIENT_IMAGE, MOTO_IMAGE):  # a node lists what was loaded with some delay
+    for image in (
+        CPU_IMAGE,
+        CLIENT_IMAGE,
+        MOTO_IMAGE,
+        SERVING_IMAGE,
+    ):  # a node lists what was loaded with some delay
         wait_until(
             lambda image=image: image in _images(), f"a node has the image {image}: tests/cluster/images"
         )

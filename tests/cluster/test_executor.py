@@ -29,6 +29,7 @@ from tests.cluster.access import (
 Json = dict[str, Any]
 HPML = Path(sys.executable).with_name("hpml")
 RECIPE = ROOT / "tests" / "chain_recipe.yaml"
+TEXT_RECIPE = ROOT / "tests" / "text_recipe.yaml"
 DETERMINISTIC = {"prepare", "train", "compress"}
 LAST_DETERMINISTIC = "compress-prune50-distill-quantize"
 OURS = "hpml.dev/run"  # a label of whatever belongs to a run
@@ -41,21 +42,22 @@ CLUSTER += [f"cluster.images.cpu={CPU_IMAGE}", f"cluster.images.client={CLIENT_I
 Run = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def command(home: Path, *arguments: str) -> list[str]:
+def command(home: Path, *arguments: str, recipe: Path = RECIPE) -> list[str]:
     overrides = [part for setting in CLUSTER for part in ("--set", setting)]
-    run = [str(HPML), "run", str(RECIPE), "--home", str(home), "--executor", "kubernetes"]
+    run = [str(HPML), "run", str(recipe), "--home", str(home), "--executor", "kubernetes"]
     return [*run, *overrides, *arguments]
 
 
 @pytest.fixture
 def run(workspace: Workspace) -> Run:
-    """Run the recipe as Jobs: run(home, "--only", "train", KUBECONFIG="...")."""
+    """Run a recipe as Jobs: run(home, "--only", "train", KUBECONFIG="...")."""
 
-    def go(home: Path, *arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
+    def go(
+        home: Path, *arguments: str, recipe: Path = RECIPE, **environment: str
+    ) -> subprocess.CompletedProcess[str]:
         told = {**os.environ, **workspace.environment, **environment}
-        return subprocess.run(
-            command(home, *arguments), env=told, capture_output=True, text=True, check=False
-        )
+        called = command(home, *arguments, recipe=recipe)
+        return subprocess.run(called, env=told, capture_output=True, text=True, check=False)
 
     return go
 
@@ -159,6 +161,27 @@ def test_a_second_run_takes_it_all_from_the_store(run: Run, home: Path, tmp_path
         name: step["digest"] for name, step in steps_of(home).items()
     }
     assert report_of(tmp_path / "another")["chosen"] == report_of(home)["chosen"]
+
+
+def test_a_text_recipe_runs_as_pods_and_trains_as_a_pytorchjob(run: Run, tmp_path: Path) -> None:
+    home, witness = tmp_path / "runs", Witness()
+    with witness.watching():
+        smaller = ("--set", "train.nodes=2", "--set", "cluster.stages.train.cpus=0.3")
+        answer = run(home, *smaller, recipe=TEXT_RECIPE)
+    assert answer.returncode == 0, answer.stderr
+    assert {step["status"] for step in steps_of(home).values()} <= {"done", "cached"}
+    workers = {
+        pod["metadata"]["name"]
+        for pod in witness.pods.values()
+        if "training.kubeflow.org/job-name" in pod["metadata"]["labels"]
+    }
+    assert len(workers) == 2
+    report = report_of(home)
+    assert report["chosen"] in ("fp32/onnx", "int8/onnx")
+    assert (
+        report["measurements"]["operations"]["prefill"]["engines"][report["chosen"]]["status"] == "measured"
+    )
+    assert list(Path(report["bundle"]).glob("model_repository/*/1/tokenizer.json"))
 
 
 def test_a_run_that_is_stopped_leaves_nothing_and_resumes(

@@ -20,8 +20,9 @@ from hpml.artifacts.folder import Artifact, open_artifact, read_manifest
 from hpml.artifacts.report import ReportSpec
 from hpml.components import STAGES
 from hpml.components.__main__ import Job, about, arguments_of, main, parse, source_digest
+from hpml.components.train.config import TrainConfig
 from hpml.core import hardware
-from hpml.core.contract import Config, Output, Result, signature
+from hpml.core.contract import Config, Output, Result, signature, validate
 from hpml.core.errors import ConfigInvalid, GateFailed, StageFailed, Unavailable, UsageError
 from hpml.io import patience
 from hpml.io.relay import EVENT_PREFIX
@@ -107,8 +108,8 @@ def test_what_is_no_stage_has_no_command_line() -> None:
             ConfigInvalid,
             "select.objective.*latency_ms_p50",
         ),
-        (["peaks", "--out", "o", "--check", "select.max_size_mb=-1"], ConfigInvalid, "greater than 0"),
-        (["peaks", "--out", "o", "--check", "select.size=1"], UsageError, "it has max_accuracy_drop"),
+        (["peaks", "--out", "o", "--check", "select.max_size_mb=-1"], ConfigInvalid, "more than 0"),
+        (["peaks", "--out", "o", "--check", "select.size=1"], UsageError, "it has metric"),
     ],
 )
 def test_a_wrong_command_line_is_told(arguments: list[str], kind: type[Exception], said: str) -> None:
@@ -143,7 +144,8 @@ def test_overrides_reach_defaults_and_an_empty_one_changes_nothing(
         ]
     ).job.config
     assert config["model"] == {"architecture": "cnn", "arguments": {"width": 4}}
-    assert (config["epochs"], config["augment"]["flip"], config["min_accuracy"]) == (3, True, None)
+    assert (config["epochs"], config["augment"]["flip"]) == (3, True)
+    assert validate(TrainConfig, config, where="it").required == {}
     assert capsys.readouterr().out == "--set epochs= has no value: epochs stays as it is\n"
 
 

@@ -132,7 +132,7 @@ def test_a_training_as_a_step_of_kfp(digits_data: Artifact[DatasetSpec], tmp_pat
     assert out["uri"] == str(place) and out["name"] == "an-artifact"
     assert out["metadata"] == {"display_name": "the model", "digest": model.digest}
     [shown] = answer["artifacts"]["metrics"]["artifacts"]
-    assert shown["metadata"] == metrics and metrics["test_accuracy"] > 0
+    assert shown["metadata"] == metrics and metrics["validation_accuracy_top1"] > 0
 
 
 def test_a_step_that_its_gate_refuses_fails_and_answers_nothing(

@@ -13,7 +13,7 @@ from packaging.utils import canonicalize_name
 ROOT = Path(__file__).resolve().parents[2]
 LOCKS = {file.stem: file for file in sorted((ROOT / "docker").glob("*.lock"))}
 PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-EXTRAS = {"client": ["cluster"], "cpu": ["stages", "data"], "gpu": ["stages", "data"]}
+EXTRAS = {"client": ["cluster"], "serving": ["serving"], "cpu": ["stages", "data"], "gpu": ["stages", "data"]}
 OF_CUDA = re.compile(r"(nvidia|cuda)-.*|triton")  # what torch brings along, in the gpu lock only
 
 

@@ -20,10 +20,11 @@ import torch
 
 from hpml.artifacts.dataset import DatasetSpec, SplitSpec
 from hpml.artifacts.folder import Artifact, Lineage, open_artifact, seal_artifact
-from hpml.artifacts.model_input import InputSpec
 from hpml.core import hardware, nvml
 from hpml.core.contract import Config, signature
 from hpml.steps.job import Job, execute, load_run
+from hpml.tasks import task_of
+from hpml.tasks.image_classification.task import ImageClassification
 
 try:
     import safetensors  # noqa: F401
@@ -51,9 +52,10 @@ class NotHere(Exception):
 
 
 def data(folder: Path, device: str) -> Artifact[DatasetSpec]:
-    """Noise with a bright bar whose angle is the class: on a GPU 8,192 + 1,024 images of 32x32x3."""
+    """Noise with a bright bar whose angle is the class: on a GPU 8,192 + 2 x 1,024 images of 32x32x3."""
     place = folder / "data"
-    side, rows = (32, {"train": 8192, "test": 1024}) if device == "cuda" else (8, {"train": 512, "test": 256})
+    side, train, judged = (32, 8192, 1024) if device == "cuda" else (8, 512, 256)
+    rows = {"train": train, "validation": judged, "test": judged}
     if not place.exists():
         place.mkdir()
         random = np.random.default_rng(0)
@@ -63,12 +65,15 @@ def data(folder: Path, device: str) -> Artifact[DatasetSpec]:
             np.save(place / f"{split}_images.npy", _bars(labels, side, random))
             np.save(place / f"{split}_labels.npy", labels.astype(np.int64))
             splits[split] = SplitSpec(rows=count, class_counts=tuple(np.bincount(labels).tolist()))
-        spec = DatasetSpec(
+        task = ImageClassification(
             class_names=tuple(str(number) for number in range(CLASSES)),
             image_shape_hwc=(side, side, 3),
-            splits=splits,
             mean=(0.5,) * 3,
             std=(0.25,) * 3,
+        )
+        spec = DatasetSpec(
+            task=task.model_dump(mode="json"),
+            splits=splits,
             source="bars",
             licence="none",
         )
@@ -190,9 +195,10 @@ def training(precision: str, workers: int = 1) -> Callable[[Path, str], str]:
         history = json.loads(model.file("history.json").read_text())
         metrics = model.manifest.metrics
         assert history[-1]["loss"] < history[0]["loss"], history
-        assert model.spec.accuracy_top1 > LEAST_ACCURACY, model.spec.accuracy_top1
+        accuracy = model.spec.quality["accuracy_top1"]
+        assert accuracy > LEAST_ACCURACY, accuracy
         return (
-            f"top-1 {model.spec.accuracy_top1:.1%},"
+            f"top-1 {accuracy:.1%},"
             f" loss {history[0]['loss']:.2f} to {history[-1]['loss']:.2f},"
             f" {metrics['images_per_s']:,.0f} images/s, {metrics['gflop_per_s'] / 1e3:.2f} Tflop/s"
         )
@@ -202,22 +208,20 @@ def training(precision: str, workers: int = 1) -> Callable[[Path, str], str]:
 
 def images(folder: Path, device: str) -> str:
     """A split that is kept on the GPU and one that is sent there batch by batch are the same."""
-    from hpml.training import image_set
+    from hpml.training import stored_split
 
     if device == "cuda":
         _require_cuda()
     dataset, where = data(folder, device), torch.device(device)
-    inputs = InputSpec(
-        shape_chw=(3, *dataset.spec.image_shape_hwc[:2]), mean=dataset.spec.mean, std=dataset.spec.std
-    )
-    kept = image_set.ImageSet(dataset, "train", inputs, where)
-    image_set.RESIDENT_SHARE = 0.0
-    sent = image_set.ImageSet(dataset, "train", inputs, where)
+    arrays = task_of(dataset.spec.task).stored(dataset, "train")
+    kept = stored_split.StoredSplit(arrays, "train", where)
+    stored_split.RESIDENT_SHARE = 0.0
+    sent = stored_split.StoredSplit(arrays, "train", where)
     parts = torch.randperm(len(kept)).split(256)
     begun_s = time.monotonic()
     with closing(sent.stream(parts)) as batches:
         for part, batch in zip(kept.stream(parts), batches, strict=True):
-            assert torch.equal(part, batch)
+            assert all(torch.equal(part[name], batch[name]) for name in arrays)
     rate = len(kept) / (time.monotonic() - begun_s)
     return f"{kept.residence or 'read from their file'}; in batches the same, {rate:,.0f} images/s"
 
@@ -232,14 +236,14 @@ def exported(folder: Path, device: str, config: Config, name: str, model: Artifa
         raise NotHere(engine.spec.reason)
     assert engine.spec.identity["device"].startswith(device), engine.spec.identity
     session = config.load(engine.path, engine.spec, threads=1)
-    x_nchw = np.load(engine.file("golden_x_nchw.npy"))[:1]
+    request = {"x_nchw": np.load(engine.file("golden_x_nchw.npy"))[:1]}
     times_ms = []
     for _ in range(REQUESTS):
         begun_s = time.perf_counter()
-        session.predict(x_nchw)
+        session.run(request)
         times_ms.append(1e3 * (time.perf_counter() - begun_s))
     return (
-        f"on {engine.spec.identity['device']}: {engine.spec.top1_agreement:.2%} of the classes agree,"
+        f"on {engine.spec.identity['device']}: {engine.spec.agreement:.2%} of the classes agree,"
         f" logits off by {engine.spec.max_abs_error:.2g}, p50 {np.median(times_ms):.3f} ms at batch 1"
     )
 

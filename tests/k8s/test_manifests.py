@@ -26,9 +26,8 @@ Object = dict[str, Any]
 Render = Callable[[str], list[Object]]
 
 SETUPS = (
-    "base", "base+downloads", "base+external-store", "base+kubeflow", "base+kubeflow-store", "base+kueue",
-    "base+postgres",
-    "base+trainer",
+    "base", "base+deployer", "base+downloads", "base+external-store", "base+kubeflow", "base+kubeflow-store",
+    "base+kueue", "base+postgres", "base+trainer",
     "overlays/gpu", "overlays/gpu/check", "overlays/gpu/check-mig", "overlays/kind", "overlays/test",
 )  # fmt: skip
 WHOLE = tuple(name for name in SETUPS if "check" not in name)
@@ -122,6 +121,8 @@ def test_the_rights_are_the_golden_ones(render: Render, setup: str) -> None:
     golden = {name: dict(each) for name, each in RIGHTS.items() if has_kubeflow or name.startswith("hpml/")}
     if setup == "base+trainer":
         golden["hpml/hpml-launcher"] |= yaml.safe_load((GOLDEN / "rights_trainer.yaml").read_text())
+    if setup == "base+deployer":
+        golden["hpml/hpml-deployer"] = yaml.safe_load((GOLDEN / "rights_deployer.yaml").read_text())
     assert rights(objects) == golden
 
 

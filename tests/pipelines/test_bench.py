@@ -27,6 +27,7 @@ from hpml.pipelines.bench import measurable
 from hpml.pipelines.bench import session as bench
 from hpml.pipelines.bench.measurable import Hints
 from hpml.pipelines.bench.record import BenchRecord, analysed, figures_csv, read_again, read_record
+from hpml.pipelines.bench.sample_file import SampleFile
 from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.run_record import RunRecord, StepRecord
 from hpml.pipelines.engine.store import Store
@@ -53,6 +54,8 @@ QUICK = (
         "0.9",
         "--max-waited",
         "1e6",
+        "--threads",  # else settings are tried, each in processes of its own
+        "1",
     ],
 )
 
@@ -203,7 +206,7 @@ def test_an_engine_of_a_run(run_with_engines: Path) -> None:
         ("it:int8/onnx", "export-quantize-onnx is failed"),
         ("it:fp32/eager", "export-eager is not part of the run"),
         ("it:fp64/onnx", "it has fp32/eager, fp32/onnx, int8/onnx"),
-        ("it:", "has no engine ''"),
+        ("it:", "did not choose an engine: its step select is not part of the run"),
     ],
 )
 def test_an_engine_that_a_run_does_not_have(run_with_engines: Path, engine: str, why: str) -> None:
@@ -220,6 +223,19 @@ def test_an_engine_of_a_run_in_kubeflow(run_with_engines: Path, tmp_path: Path) 
     (tmp_path / "it" / "recipe.yaml").write_text("data: digits\n")
     with pytest.raises(UsageError, match="not here: they are in Kubeflow's store"):
         measurable.measurable("it:fp32/onnx", Hints(tmp_path))
+
+
+def test_an_engine_of_a_run_takes_samples(run_with_engines: Path, tmp_path: Path) -> None:
+    """It finds its images by the name that its subject has for them."""
+    images = np.random.default_rng(0).standard_normal((9, 1, 8, 8)).astype(np.float32)
+    np.savez(tmp_path / "data.npz", x=images, y=np.zeros(9, np.int64))
+    samples = SampleFile(tmp_path / "data.npz")
+    found = measurable.measurables(["it:fp32/onnx"], Hints(run_with_engines, samples=samples))
+    config = bench._config(found, bench.BenchOptions(batches=(1,)))
+    bench._write_inputs(tmp_path / "inputs.npz", found, config, samples)
+    with np.load(tmp_path / "inputs.npz") as arrays:
+        [name] = found["it:fp32/onnx"].subject.arrays.values()
+        assert (arrays[name] == images).all()
 
 
 @pytest.mark.slow  # test_subjects finds them, too

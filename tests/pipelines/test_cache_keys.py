@@ -164,7 +164,7 @@ def test_a_stage_depends_on_the_kinds_of_artifacts_that_it_reads_and_writes() ->
         }
         for stage in ("prepare", "train", "diagnose")
     }
-    assert kinds["prepare"] == {"dataset", "folder", "model_input"}
+    assert kinds["prepare"] == {"dataset", "folder", "metric", "operation"}
     assert not kinds["train"] & {"measurements", "diagnosis", "peaks", "bundle", "registration", "report"}
     assert {"diagnosis", "peaks", "measurements"} <= kinds["diagnose"]
 

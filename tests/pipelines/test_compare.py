@@ -41,9 +41,9 @@ def engine(p50_ms: float, *, top1: float | None = None, share: float = 0.01) -> 
         size_bytes=1,
         parameters=1,
         macs=1,
-        accuracy_top1=accuracy,
+        quality={} if accuracy is None else {"accuracy_top1": accuracy},
         latency_ms_p50=around(p50_ms, share),
-        throughput=(Throughput(batch=8, images_per_s=around(1000 / p50_ms, share)),),
+        throughput=(Throughput(batch=8, rows_per_s=around(1000 / p50_ms, share)),),
     )
 
 
@@ -191,8 +191,8 @@ def test_a_run_and_a_bench_and_what_differs_between_them(tmp_path: Path) -> None
     (home / "latest").symlink_to("new")
     found = compare.compare(home, "old", "latest")
     assert found.differences == ("threads: 2, then 1",)
-    assert found.accuracies["fp32"].value == pytest.approx(-0.02)
-    assert found.accuracies["fp32"].low == pytest.approx(-0.02 - 0.01 * 2**0.5)
+    assert found.metric.name == "accuracy_top1" and found.qualities["fp32"].value == pytest.approx(-0.02)
+    assert found.qualities["fp32"].low == pytest.approx(-0.02 - 0.01 * 2**0.5)
     other = spec({"fp32": engine(1.0)}, environment={"cpu": "another CPU", "kernel": "6.1"})
     folder = bench_folder(tmp_path / "b", other)
     found = compare.compare(home, "old", str(folder))
@@ -200,7 +200,7 @@ def test_a_run_and_a_bench_and_what_differs_between_them(tmp_path: Path) -> None
         "cpu: a CPU, then another CPU",
         "version of onnxruntime: 1.30.0, then 1.31.1",
     )
-    assert found.accuracies == {}
+    assert found.qualities == {}
     assert compare.warnings(found)[0].startswith("WARNING")
 
 

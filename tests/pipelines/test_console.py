@@ -14,6 +14,7 @@ SPECS = {
     "two states": measured_specs.two_states(),
     "one state": measured_specs.one_state(),
     "too busy": measured_specs.too_busy(),
+    "two operations": measured_specs.two_operations(),
 }
 
 
@@ -51,6 +52,22 @@ def test_what_is_not_measured_is_said_with_its_reason_once(capsys: pytest.Captur
     assert (
         "| not measured | not measured |" in markdown and f"not measured: {measured_specs.BUSY}" in markdown
     )
+
+
+def test_a_further_operation_has_its_table(capsys: pytest.CaptureFixture[str]) -> None:
+    measured = SPECS["two operations"]
+    told = variants(measured, capsys)
+    of_prefill = told[told.index("prefill") :]
+    [best] = [
+        one for one in measured.operations["prefill"].engines["int8/onnx"].throughput if one.batch == 32
+    ]
+    assert f"{128 * best.rows_per_s.value:.0f}" in of_prefill and "batch 32" in of_prefill
+    assert "tokens/s" in of_prefill and "pruned+distilled+int8/onnx\n" not in of_prefill.split("not")[0]
+    assert of_prefill.split().count("measured") == 5  # of the last engine: p50, p99, two speeds, the rate
+    assert "prefill: 128 tokens a request" in " ".join(told.split())
+    markdown = console.variants_markdown(measured, decide(Goals(), measured))
+    [row] = [line for line in markdown.splitlines() if line.startswith("| prefill |")]
+    assert row.endswith("| tokens/s |")
 
 
 def test_goals_that_were_not_checked_are_said(capsys: pytest.CaptureFixture[str]) -> None:

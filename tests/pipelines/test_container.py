@@ -15,6 +15,7 @@ import stub_engine
 from conftest import Listener
 
 from hpml.components import STAGES
+from hpml.components.__main__ import about
 from hpml.components.prepare import stage as prepare
 from hpml.components.train import stage as train
 from hpml.core.errors import ConfigInvalid, ExitCode, Unavailable
@@ -252,3 +253,51 @@ def test_quantities(quantity: str, size: int) -> None:
 
 def test_every_stage_has_a_memory_that_can_be_read() -> None:
     assert all(quantity_bytes(row.memory) >= 2**30 for row in map(needs_of, STAGES))
+
+
+def test_what_an_image_lacks_for_the_network_is_said_before_anything_starts(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It holds what this machine has, less the library."""
+    monkeypatch.setattr(Containers, "_about", lambda *_: {**about(), "libraries": {"torch": "2"}})
+    file = tmp_path / "small.yaml"
+    file.write_text(_RECIPE.replace("data: digits", "data: chitchat").replace("cnn", "transformers"))
+    loaded = recipe.load(file)
+    place = Containers(loaded, settings_in(tmp_path / "runs"), Listener())
+    with pytest.raises(
+        ConfigInvalid, match=r"hpml-test:1 cannot run train: it does not hold transformers.*docker"
+    ):
+        place.check(two_steps(loaded))
+    assert not [call for call in calls(engine, "run") if "--about" not in call]
+
+
+def test_what_is_on_the_hub_is_fetched_by_its_step_alone(
+    engine: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("HF_TOKEN", "secret")
+    file = tmp_path / "small.yaml"
+    commit = "0" * 40
+    file.write_text(
+        f"data: {{source: chitchat, tokenizer: 'hf://org/name@{commit}'}}\n"
+        "train: {model: transformers, weights: weights, epochs: 0}\n"
+        "cluster: {images: {cpu: 'hpml-test:1'}}"
+    )
+    loaded, listener = recipe.load(file), Listener()
+    place = Containers(loaded, settings_in(tmp_path / "runs"), listener)
+    job = {
+        "threads": 1,
+        "import_paths": (),
+        "inputs": {},
+        "out": "/out/a",
+        "scratch": "/scratch",
+        "events": "/e",
+    }
+    commands = {
+        name: place._command(node, {**job, "run": node.run_path, "config": {}}, name)
+        for name, node in two_steps(loaded).nodes.items()
+    }
+    assert [values(commands[name], "--network") for name in ("prepare", "train")] == [["bridge"], ["none"]]
+    assert "HF_TOKEN" in values(commands["prepare"], "--env") and "secret" not in str(commands)
+    assert "HF_HOME=/scratch/hub" in values(commands["prepare"], "--env")
+    assert not any("HF_" in value for value in values(commands["train"], "--env"))
+    assert any("huggingface.co" in text for text in listener.said)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,13 +17,23 @@ from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec, Through
 from hpml.artifacts.peaks import BandwidthPoint, GemmPoint, PeaksSpec
 from hpml.components.diagnose.onnx_file import diagnose
 from hpml.core.errors import StageFailed
-from hpml.measuring.subjects import OnnxSubject
+from hpml.measuring.config import BenchmarkConfig
+from hpml.measuring.subjects import OnnxSubject, TorchSubject
 from hpml.pipelines.__main__ import main
-from hpml.pipelines.bench import diagnose_file, diagnosis
-from hpml.pipelines.bench.measurable import Hints, measurable
+from hpml.pipelines.bench import diagnose_file, diagnosis, session
+from hpml.pipelines.bench.measurable import Hints, measurable, measurables
+from hpml.pipelines.bench.record import BenchRecord, read_record
+from hpml.pipelines.bench.sample_file import SampleFile
 from hpml.pipelines.bench.session import BenchOptions
+from hpml.pipelines.terminal import bench_tables
 from hpml.pipelines.terminal.console import PlainWatcher
-from tests.small_subjects import write_endless, write_image_model, write_text_model
+from tests.small_subjects import (
+    transformer_samples,
+    write_endless,
+    write_image_model,
+    write_text_model,
+    write_transformer,
+)
 
 
 def sure(value: float) -> Interval:
@@ -168,6 +179,51 @@ def test_names_steer_no_markdown(diagnosed: DiagnosisSpec, capsys: pytest.Captur
     diagnosis.show_document("it", spec, PEAKS, "", "markdown")
     head = capsys.readouterr().out.splitlines()[0]
     assert head == r"## \[x\](http://evil)\|\<img\> \# y"
+
+
+def test_a_bench_tells_the_share_of_the_peak(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Of the ONNX files among what it measured, on real samples; of a torch module why not."""
+    file = write_transformer(tmp_path / "t.onnx")
+    np.savez(tmp_path / "data.npz", **transformer_samples())
+    samples = SampleFile(tmp_path / "data.npz")
+    found = measurables([str(file)], Hints(tmp_path, samples=samples))
+    [item] = found.values()
+    found["net:other"] = replace(item, subject=TorchSubject(path="net:other"))
+    both = {name: figures() for name in found}
+    record = record_of(measured(figures(), str(file)).model_copy(update={"engines": both}))
+    peaks = SimpleNamespace(spec=PEAKS)
+    monkeypatch.setattr(diagnose_file.bench_machine, "measure_peaks", lambda *_, **__: None)
+    monkeypatch.setattr(diagnose_file.bench_machine, "peaks_of", lambda *_: peaks)
+    spec, under = diagnose_file.diagnose_measured(
+        tmp_path, found, record, PlainWatcher(), limit_s=60, samples=samples
+    )
+    one, other = spec.engines.values()
+    assert one.status == "diagnosed" and one.share_of_roof and under == PEAKS
+    assert other.status == "not diagnosed" and "only ONNX files" in other.reason
+    (tmp_path / "it").mkdir()
+    np.savez(tmp_path / "it" / "samples.npz", allow_pickle=False)
+    bench_tables.show(session.with_diagnosis(tmp_path / "it", record, spec, under), tmp_path / "it", "table")
+    printed = capsys.readouterr().out
+    share = f"{100 * one.share_of_roof:.1f} %"
+    assert "of peak" in printed and share in printed and "net:other: not diagnosed: only" in printed
+    assert read_record(tmp_path / "it").diagnosis == spec
+    assert "Why it is not faster" in (tmp_path / "it" / "bench.html").read_text()
+
+
+def record_of(spec: MeasurementsSpec) -> BenchRecord:
+    config = BenchmarkConfig(reference=spec.reference)
+    return BenchRecord(
+        id="it", created_at="", command=(), config=config, libraries={}, subjects={}, measurements=spec
+    )
+
+
+def test_samples_are_for_files(tmp_path: Path) -> None:
+    for command in (["diagnose", "latest"], ["bench", "--from", str(tmp_path)]):
+        with pytest.raises(SystemExit) as caught:
+            main([*command, "--data", "data.npz", "--home", str(tmp_path)])
+        assert caught.value.code == 2
 
 
 def test_a_file_has_no_variants(tmp_path: Path) -> None:

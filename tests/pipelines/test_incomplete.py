@@ -18,8 +18,8 @@ from hpml.pipelines import graph, plan, recipe
 from hpml.pipelines.__main__ import main
 from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.cache_keys import CacheKeyInputs, cache_key_inputs, here
-from hpml.pipelines.engine.execution import Execution, Settings, forecast
-from hpml.pipelines.engine.run_record import RunRecord
+from hpml.pipelines.engine.execution import Execution, Settings, forecast, incomplete_steps
+from hpml.pipelines.engine.run_record import RunRecord, StepRecord
 from hpml.pipelines.engine.store import Store
 from hpml.pipelines.executors.process import Processes
 from hpml.pipelines.kubeflow.remote_runs import RemoteRun
@@ -78,7 +78,7 @@ def test_a_run_goes_on_with_what_is_incomplete_and_the_next_adds_to_it(
     assert statuses(first) == ("done", "done", "done") and rounds_of(home, first) == "1"
     step = first.steps["benchmark-a-m"]
     assert step.incomplete == "1 of 3 rounds"
-    assert listener.said == ["benchmark-a-m is incomplete: 1 of 3 rounds"]
+    assert listener.said == ["benchmark-a-m is incomplete; what is missing is told when the run ends"]
     assert run_record.load(home) == first
 
     second = attempt(needed=3)
@@ -188,6 +188,12 @@ def hpml(home: Path) -> Callable[..., tuple[int, RunRecord]]:
 
 
 Command = Callable[..., tuple[int, RunRecord]]
+
+
+def test_what_is_missing_is_told_shortened() -> None:
+    step = StepRecord(stage="benchmark", incomplete="latency; " * 200)
+    [told] = incomplete_steps(RunRecord.model_construct(steps={"benchmark": step}))
+    assert len(told) < 400 and told.startswith("benchmark is incomplete: latency; ")
 
 
 def test_a_run_says_what_is_missing_and_what_completes_it(

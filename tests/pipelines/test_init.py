@@ -15,6 +15,7 @@ from hpml.components.prepare import stage
 from hpml.core.contract import Output
 from hpml.pipelines import recipe
 from hpml.pipelines.__main__ import main
+from tests.image_tasks import image_task
 
 
 def photos(root: Path, *sizes_wh: tuple[int, int], mode: str = "RGB") -> Path:
@@ -56,7 +57,7 @@ def test_the_image_size_fits_the_folder(
     for name in ("out", "scratch"):
         (tmp_path / name).mkdir()
     result = stage.run(loaded.data, out=Output(tmp_path / "out", tmp_path / "scratch"))
-    assert result.spec.image_shape_hwc == (side, side, 3)
+    assert result.spec.task["image_shape_hwc"] == [side, side, 3]
 
 
 @pytest.mark.parametrize(("data", "side"), [("digits", 8), ("x.npz", 12)])
@@ -73,7 +74,7 @@ def test_a_vit_is_told_the_size_of_its_images(
     spec = ArchitectureSpec(name="vit", arguments=written["train"]["model"]["arguments"] | {"depth": 1})
     import torch
 
-    model = models.build(spec, in_channels=1, num_classes=2)
+    model = models.build(spec, image_task(classes=2))
     assert model(torch.zeros(1, 1, side, side)).shape == (1, 2)
 
 

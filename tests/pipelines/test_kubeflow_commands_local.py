@@ -32,7 +32,7 @@ SMALLER = (
     "benchmark.batch_sizes=[1]",
     "benchmark.scenarios=[]",
     "benchmark.concurrency=[]",
-    "goals.max_accuracy_drop=0.5",
+    "goals.max_quality_loss=0.5",
     "cluster.tracking_uri=''",
 )
 

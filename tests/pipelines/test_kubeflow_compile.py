@@ -18,7 +18,6 @@ from kfp import components as kfp_components
 from kfp.kubernetes import kubernetes_executor_config_pb2
 from kfp.pipeline_spec import pipeline_spec_pb2
 
-from hpml.components.prepare.sources.base import Loaded, Source
 from hpml.core.contract import Output
 from hpml.core.errors import ConfigInvalid
 from hpml.measuring.goals import Goals
@@ -27,6 +26,8 @@ from hpml.pipelines.kubeflow import compile as kubeflow
 from hpml.pipelines.kubeflow.compile import MAX_BYTES, Compiled, compile_pipeline
 from hpml.pipelines.kubeflow.steps import _may_be_cached, components_of
 from hpml.pipelines.plan import Plan, trace
+from hpml.tasks.image_classification.sources.base import ImageSource as Source
+from hpml.tasks.image_classification.sources.base import Loaded
 from tests.compiling import compile_anew, compiled
 from tests.kubeflow_launcher import Kubeflow
 
@@ -201,7 +202,7 @@ def test_the_recipes_fit(name: str) -> None:
 
 def test_a_pipeline_that_is_too_large_is_refused(write: Write, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(kubeflow, "MAX_BYTES", 16 << 10)
-    with pytest.raises(ConfigInvalid, match=r"KiB: Kubeflow takes 16, and its 13 steps.* -> split"):
+    with pytest.raises(ConfigInvalid, match=r"KiB: Kubeflow takes 16, and its 14 steps.* -> split"):
         compile_anew(write({"data": "digits", "targets": ["onnx"]}))
 
 
@@ -403,13 +404,14 @@ def test_data_that_may_have_changed_is_read_again(sha256: str | None, cached: bo
 def test_what_people_change_is_a_parameter(ir: Ir) -> None:
     assert {name: item["defaultValue"] for name, item in ir.parameters.items()} == {
         "epochs": 8,
-        "max_accuracy_drop": 0.01,
+        "metric": "",
+        "max_quality_loss": 0.01,
         "max_latency_ms_p99": "",
         "max_size_mb": "",
         "objective": "latency_ms_p50",
     }
     assert ir.parameters["epochs"]["parameterType"] == "NUMBER_INTEGER"
-    assert ir.parameters["max_accuracy_drop"]["parameterType"] == "NUMBER_DOUBLE"
+    assert ir.parameters["max_quality_loss"]["parameterType"] == "NUMBER_DOUBLE"
     assert ir.parameters["max_size_mb"]["parameterType"] == "STRING"
     assert "epochs={{$.inputs.parameters['epochs']}}" in ir.arguments("train")
     for step in ("report", "select"):

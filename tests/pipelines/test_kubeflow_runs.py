@@ -202,7 +202,7 @@ def test_an_incomplete_measurement_is_said_once_with_what_completes_it(
     assert (ended.status, ended.exit_code) == ("done", 0)
     lacking = {name: step.incomplete for name, step in ended.steps.items() if step.incomplete}
     assert lacking == {"benchmark": "machine busy"}
-    assert listener.said.count("benchmark is incomplete: machine busy") == 1
+    assert listener.said.count("benchmark is incomplete; what is missing is told when the run ends") == 1
     end_of_remote_run(ended, completed_by="hpml submit it")
     assert capsys.readouterr().err.splitlines()[-2:] == [
         "warning: benchmark is incomplete: machine busy",

@@ -543,6 +543,18 @@ def test_an_image_with_other_code_is_refused(open_jobs: Callable[..., Bench], cl
         open_jobs().jobs.runtime_environment("prepare")
 
 
+def test_an_image_without_what_the_network_needs_is_refused(
+    open_jobs: Callable[..., Bench], cluster: FakeJobs
+) -> None:
+    bench = open_jobs("data=chitchat", "train.model={architecture: transformers}")
+    cluster.about = {**cluster.about, "libraries": {"torch": "2"}}
+    with pytest.raises(
+        ConfigInvalid, match=r"hpml-cpu:.* cannot run train: .* transformers.*docker/README.md"
+    ):
+        bench.jobs.check(bench.plan)
+    assert not any("train" in name for name in cluster.jobs)
+
+
 @pytest.mark.parametrize("said", [{"hello": "world"}, ["no", "mapping"], 3])
 def test_an_image_that_is_not_ours_is_named(
     open_jobs: Callable[..., Bench], cluster: FakeJobs, said: Any

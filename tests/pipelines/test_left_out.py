@@ -132,7 +132,7 @@ def test_who_asks_for_what_only_shows_is_told_that_it_failed(run_variants: Run) 
 
 def test_what_only_shows_is_a_fact_of_the_stage() -> None:
     assert {stage for stage in STAGES if needs_of(stage).only_shows} == {"peaks", "diagnose", "report"}
-    assert signature(report.run).optional == {"peaks", "diagnosis"}
+    assert signature(report.run).optional == {"peaks", "diagnosis", "evaluation"}
     assert signature(diagnose.run).optional == {"peaks"}
 
 

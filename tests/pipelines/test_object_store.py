@@ -40,11 +40,8 @@ LINEAGE = Lineage(
 )
 REPORT = ReportSpec(title="of a test")
 DATASET = DatasetSpec(
-    class_names=("a",),
-    image_shape_hwc=(1, 1, 1),
+    task={"task": "image_classification"},
     splits={"train": SplitSpec(rows=1, class_counts=(1,))},
-    mean=(0.0,),
-    std=(1.0,),
     source="",
     licence="",
 )

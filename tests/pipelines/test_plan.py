@@ -30,6 +30,7 @@ def test_the_quickstart_is_the_chain_of_the_issue(quickstart: Plan) -> None:
         "benchmark",
         "peaks",
         "diagnose",
+        "evaluate",
         "report",
         "select",
         "register",

@@ -68,6 +68,17 @@ def test_sections_of_before_are_taken_by_the_names_of_now_and_said(
     assert "has both ceilings and peaks" in refusal(tmp_path, both)
 
 
+def test_keys_of_before_are_taken_in_the_file_and_on_top_of_it(tmp_path: Path) -> None:
+    before = "data: digits\ngoals: {max_accuracy_drop: 0.5}\ntrain: {min_accuracy: 0.1}"
+    overrides = ("goals.max_accuracy_drop=0.02", "train.min_accuracy=0.9")
+    for found in (
+        recipe.load(write(tmp_path, before), overrides).recipe,
+        recipe.load(write(tmp_path, "data: digits"), overrides).recipe,
+    ):
+        assert found.goals.max_quality_loss == 0.02
+        assert found.train.required == {"accuracy_top1": 0.9}
+
+
 def test_retired_keys_do_nothing_and_are_said(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     overrides = ("benchmark.quiet.max_slowdown=0.1", "benchmark.quiet.enforce=true")
     found = recipe.load(write(tmp_path, RETIRED), overrides).recipe
@@ -115,21 +126,51 @@ def test_three_lines_suffice(tmp_path: Path) -> None:
         ("data: digits\ntrane: {}", "trane: no such key, did you mean 'train'?"),
         ("data: digits\ntrain: {epoch: 3}", "train.epoch: no such key, did you mean 'epochs'?"),
         (
-            "data: digits\ngoals: {min_accuracy: 0.9}",
-            "goals.min_accuracy: no such key, did you mean 'max_acc",
+            "data: digits\ngoals: {max_quality_los: 0.9}",
+            "goals.max_quality_los: no such key, did you mean 'max_quality_loss'",
         ),
         ("data: digits\ngoals: {optimize: 1}", "goals.optimize: no such key"),
         ("data: digits\nvariants: {a: [{method: prune, chanels: 0.5}]}", "did you mean 'channels'?"),
-        ("data: digits\ntrain: {epochs: many}", "train.epochs: input should be a valid integer"),
+        ("data: digits\ntrain: {epochs: many}", "train.epochs: it should be a whole number (got 'many')"),
         ("data: digits\ntrain: {epochs: 0}", "epochs 0 trains nothing: set epochs, or `weights`"),
-        ("data: digits\ntrain: {epochs: -1}", "train.epochs: input should be greater than or equal to 0"),
+        ("data: digits\ntrain: {epochs: -1}", "train.epochs: it should be at least 0 (got -1)"),
         ("data: digit", "'digit' is unknown, allowed: mnist5k, digits"),
         ("data: digits\ntrain: {model: resnet81}", "did you mean 'resnet18'?"),
         ("data: digits\nvariants: {a: [qantize]}", "did you mean 'quantize'?"),
         ("data: digits\ntargets: [onix]", "did you mean 'onnx'?"),
         ("data: digits\ntargets: []", "targets:"),
-        ("data: digits\ngoals: {max_accuracy_drop: .nan}", "goals.max_accuracy_drop"),
-        ("train: {}", "data: field required"),
+        ("data: digits\ngoals: {max_quality_loss: .nan}", "goals.max_quality_loss"),
+        (
+            "data: digits\ngoals: {max_accuracy_drop: 0.1, max_quality_loss: 0.1}",
+            "goals: max_accuracy_drop and max_quality_loss are both there: remove max_accuracy_drop, which",
+        ),
+        (
+            "data: digits\ntrain: {min_accuracy: 0.9, required: {accuracy_top1: 0.9}}",
+            "train: min_accuracy and required are both there: remove min_accuracy, which is required: {acc",
+        ),
+        (
+            "data: chitchat\ntrain: {model: cnn}",
+            "train.model: cnn is not for data of chitchat; give one of decoder, transformers, or your own as",
+        ),
+        ("data: digits\ntrain: {model: encoder_decoder}", "give one of cnn, resnet18, vit, or"),
+        ("train: {}", "data: it is missing"),
+        (
+            "data: {source: custom, task: 'a:B', test_fraction: null}",
+            "not valid: data.test_fraction: it should be a number (got null)",
+        ),
+        ("data: folder", "not valid: data.path: it is missing"),
+        ("data: {source: folder, path: 3}", "not valid: data.path: it should be text (got 3)"),
+        ("data: {}", "data: it needs the key 'source'"),
+        (
+            "data: digits\ntrain: {channels_last: 3}",
+            "train.channels_last: it should be true or false (got 3)",
+        ),
+        ("data: digits\ntrain: {optimizer: adm}", "train.optimizer: it should be 'sgd', 'adamw', "),
+        (
+            "data: digits\ntargets: [{target: onnx, opset: 99}]",
+            "not valid: targets.0.opset: it should be at most 23",
+        ),
+        ("data: digits\ngoals: {metric: bleu}", "not valid: goals.metric: the task has no metric 'bleu'"),
         ("", "it holds no keys"),
         ("- data", "it holds no keys"),
         ("data: [", "is not valid YAML"),
@@ -159,6 +200,21 @@ def test_set_reaches_below_shorthands_and_defaults(tmp_path: Path) -> None:
     assert loaded.train.epochs == 3
     assert loaded.train.model.arguments == {"width": 16}
     assert loaded.data.image_size == 28
+
+
+def test_another_source_by_set_leaves_the_defaults_of_the_one_before(tmp_path: Path) -> None:
+    file = write(tmp_path, "data: {source: mnist5k, test_fraction: 0.3}\ntrain: {model: cnn}\n")
+    overrides = ("targets.0.opset=19", "data.source=npz", "data.path=mine.npz", "targets.0.target=onnx")
+    loaded = recipe.load(file, overrides).recipe
+    assert (loaded.data.source, loaded.data.test_fraction) == ("npz", 0.3)
+    assert loaded.targets[0].opset == 19  # type: ignore[attr-defined]
+    said = refusal(tmp_path, "data: {source: text, path: mine.txt}", "data.source=digits")
+    assert "path: no such key" in said and said.count("no such key") == 1
+
+
+def test_set_leaves_the_network_to_the_data(tmp_path: Path) -> None:
+    file = write(tmp_path, "data: chitchat\n")
+    assert recipe.load(file, ("train.epochs=1",)).recipe.train.model.architecture == "decoder"
 
 
 def test_set_can_mend_what_is_missing(tmp_path: Path) -> None:

@@ -10,7 +10,7 @@ import json
 import math
 import tempfile
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -56,7 +56,19 @@ def profile(file: Path, cycled: Requests, *, threads: int, config: DiagnoseConfi
         layers = _layers(_optimized(place / "run.onnx"), _unblocked(named, place), nodes)
         signed_us, unsigned_us = _signs_compared(file, graph, cycled, place)
     notes = too_short([node.time_us for node in nodes.values()], "ONNX Runtime")
-    return Profile(layers, one, all_, signed_us, unsigned_us, notes)
+    return Profile(layers, one, all_, signed_us, unsigned_us, (*notes, *_uncounted(layers)))
+
+
+def _uncounted(layers: Sequence[Layer]) -> Iterator[str]:
+    """A note on the nodes whose operations and bytes are more than what is counted."""
+    found = dict.fromkeys(
+        f"{layer.name} ({layer.op})" for layer in layers if onnx_counts.has_own_graph(layer.op)
+    )
+    if found:
+        yield (
+            f"{', '.join(found)}: what the graph in it computes is not counted, so the share of the peak is "
+            "too small"
+        )
 
 
 # ------------------------------------------------------------------------------------- running with a profile
@@ -178,8 +190,15 @@ def _layers(
         for proto, timed in ran
         for tensor, seen in zip(filter(None, proto.output), timed.given, strict=False)
     }
-    known = {proto.input[0]: timed.fed[0][1] for proto, timed in ran if timed.fed and proto.input}
-    known |= {name: shape for name, (shape, _) in graph.constants.items()}
+    for proto, timed in ran:  # what comes from outside
+        given = [name for name in proto.input if name]
+        if len(given) == len(timed.fed):
+            tensors |= {
+                name: seen
+                for name, seen in zip(given, timed.fed, strict=True)
+                if name not in tensors and name not in graph.constants
+            }
+    known = {name: shape for name, (shape, _) in graph.constants.items()}
     known |= {name: shape for name, (_, shape) in tensors.items()}
     return tuple(_layer(proto, timed, graph, unblocked, tensors, known) for proto, timed in ran)
 
@@ -197,15 +216,23 @@ def _layer(
     # The blocked convolution of a tensor is named after it: "relu_nchwc", "relu_nchwc_token_3".
     weights_name, weights_shape = unblocked.get(proto.name.partition("_nchwc")[0], weights)
     node = Node.of(proto, shapes, weights_shape)
-    inputs = dict.fromkeys(proto.input)
-    moving = [tensors[tensor] for tensor in inputs if tensor in tensors] or timed.fed[:1]
+    tables = onnx_counts.tables_of(proto)
+    moving = [tensors[tensor] for tensor in dict.fromkeys(proto.input) if tensor in tensors.keys() - tables]
+    looked_up = [timed.given[0] for tensor in tables if tensor in tensors and timed.given]
+    constants = {tensor: graph.constants[tensor][1] for tensor in proto.input if tensor in graph.constants}
+    read = {
+        tensor: min(size, _bytes(timed.given[:1])) if tensor in tables else size
+        for tensor, size in constants.items()
+    }
     return Layer(
         name=onnx_counts.layer_name(weights_name) or proto.name,
         op=proto.op_type,
         precision=_precision(proto.op_type, timed.given),
         flops=onnx_counts.flops(node),
-        weight_bytes=sum(graph.constants[tensor][1] for tensor in proto.input if tensor in graph.constants),
-        activation_bytes=0 if onnx_counts.is_view(proto.op_type) else _bytes([*moving, *timed.given]),
+        weight_bytes=sum(read.values()),
+        activation_bytes=0
+        if onnx_counts.is_view(proto.op_type)
+        else _bytes([*moving, *looked_up, *timed.given]),
         time_us=timed.time_us,
         channels=onnx_counts.channels(node),
         role=onnx_counts.role(proto.op_type),

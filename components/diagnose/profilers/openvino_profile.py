@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-import numpy as np
 import onnx
-from numpy.typing import NDArray
 
-from hpml.artifacts.model_input import InputSpec
 from hpml.components.diagnose import onnx_nodes
 from hpml.components.diagnose.config import DiagnoseConfig
 from hpml.components.diagnose.layers import Profile, requests_within, too_short, typical_us
+from hpml.components.diagnose.onnx_nodes import Feeds
 from hpml.components.diagnose.profilers.fused_layers import FusedLayer, Tensor, profile_of
 
 if TYPE_CHECKING:
@@ -41,24 +40,23 @@ _KINDS = {
 def profile(
     session: OpenVinoSession,
     file: Path,
-    spec: InputSpec,
-    x_nchw: NDArray[np.float32],
+    requests: Sequence[Feeds],
     *,
     config: DiagnoseConfig,
 ) -> Profile:
-    """The layers of an engine, one image of `x_nchw` a request. file: the graph it was compiled from."""
+    """The layers of an engine, one of `requests` after the other. file: the graph it was compiled from."""
     begun_s = time.perf_counter()
     for _ in range(_WARMUP):
-        session.predict(x_nchw[:1])
+        session.run(requests[0])
     request_ms = 1e3 * (time.perf_counter() - begun_s) / _WARMUP
-    requests = requests_within(
+    count = requests_within(
         config.seconds / _COMPILATIONS, request_ms, least=_LEAST_REQUESTS, most=config.requests
     )
-    compilations = [session.profiled(x_nchw, requests=requests) for _ in range(_COMPILATIONS)]
-    return layers_of(compilations, file, spec)
+    compilations = [session.profiled(requests, count=count) for _ in range(_COMPILATIONS)]
+    return layers_of(compilations, file, requests[0])
 
 
-def layers_of(compilations: list[list[RuntimeLayer]], file: Path, spec: InputSpec) -> Profile:
+def layers_of(compilations: list[list[RuntimeLayer]], file: Path, request: Feeds) -> Profile:
     """The profile that what was told of some compilations and the nodes of the ONNX graph make together."""
     times_us: dict[str, list[float]] = defaultdict(list)
     for layers in compilations:
@@ -73,7 +71,7 @@ def layers_of(compilations: list[list[RuntimeLayer]], file: Path, spec: InputSpe
         if name in described
     ]
     notes = too_short([layer.time_us for layer in timed], "OpenVINO")
-    return profile_of(timed, onnx_nodes.read(file, spec), notes)
+    return profile_of(timed, onnx_nodes.read(file, request), notes)
 
 
 def _names(file: Path) -> dict[str, str]:

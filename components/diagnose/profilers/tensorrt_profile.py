@@ -16,14 +16,10 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import numpy as np
-from numpy.typing import NDArray
-
-from hpml.artifacts.model_input import InputSpec
 from hpml.components.diagnose import onnx_nodes
 from hpml.components.diagnose.config import DiagnoseConfig
 from hpml.components.diagnose.layers import Profile, requests_within, typical_us
-from hpml.components.diagnose.onnx_nodes import GraphNode
+from hpml.components.diagnose.onnx_nodes import Feeds, GraphNode
 from hpml.components.diagnose.profilers.fused_layers import (
     ITEMSIZE,
     FusedLayer,
@@ -39,21 +35,20 @@ if TYPE_CHECKING:
 _WARMUP = 10
 _LEAST_REQUESTS = 10
 
-Images = NDArray[np.float32]  # (images, channels, height, width)
 Reports = Sequence[tuple[str, float]]  # layers of one inference in the order they ran, and milliseconds
 
 
 def profile(
-    session: PlanSession, graph: Path, spec: InputSpec, x_nchw: Images, *, config: DiagnoseConfig
+    session: PlanSession, graph: Path, requests: Sequence[Feeds], *, config: DiagnoseConfig
 ) -> Profile:
-    """The layers of a plan, one image of `x_nchw` a request. graph: the ONNX file it was compiled from."""
+    """The layers of a plan, one of `requests` after the other. graph: the ONNX file it was compiled from."""
     begun_s = time.perf_counter()
     for _ in range(_WARMUP):
-        session.predict(x_nchw[:1])
+        session.run(requests[0])
     request_ms = 1e3 * (time.perf_counter() - begun_s) / _WARMUP
-    requests = requests_within(config.seconds, request_ms, least=_LEAST_REQUESTS, most=config.requests)
-    inferences, inspected = session.profiled(x_nchw, requests=_WARMUP + requests)
-    return layers_of(inferences[_WARMUP:], inspected, onnx_nodes.read(graph, spec))
+    count = requests_within(config.seconds, request_ms, least=_LEAST_REQUESTS, most=config.requests)
+    inferences, inspected = session.profiled(requests, count=_WARMUP + count)
+    return layers_of(inferences[_WARMUP:], inspected, onnx_nodes.read(graph, requests[0]))
 
 
 # ---------------------------------------------------------------------------------- what the inspector tells

@@ -4,23 +4,19 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch.nn.modules.module import register_module_forward_hook, register_module_forward_pre_hook
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import FlopCounterMode
 
 from hpml.components.diagnose.config import DiagnoseConfig
 from hpml.components.diagnose.layers import Channels, Layer, Precision, Profile, requests_within, typical_us
-
-if TYPE_CHECKING:
-    from hpml.targets import Session
+from hpml.components.diagnose.onnx_nodes import Feeds
 
 _WARMUP = 3
 _LEAST_REQUESTS = 10
@@ -31,21 +27,20 @@ _MOVES = frozenset(
 _PER_OUTPUT = {"aten::batch_norm": 2, "aten::layer_norm": 8, "aten::softmax": 5}  # operations an element
 _PER_INPUT = frozenset({"aten::adaptive_avg_pool2d", "aten::mean", "aten::sum"})
 
-Images = NDArray[np.float32]  # (images, channels, height, width)
+Answer = Callable[[Feeds], object]
 
 
-def profile(session: Session, x_nchw: Images, *, threads: int, config: DiagnoseConfig) -> Profile:
-    """The operations of an eager engine on the CPU, one image of `x_nchw` a request."""
-    one, all_ = _threads_compared(session, x_nchw[:1], threads)
-    requests = requests_within(config.seconds, all_ / 1e3, least=_LEAST_REQUESTS, most=config.requests)
+def profile(answer: Answer, requests: Sequence[Feeds], *, threads: int, config: DiagnoseConfig) -> Profile:
+    """The operations of an eager engine on the CPU, one of `requests` after the other."""
+    one, all_ = _threads_compared(answer, requests[0], threads)
+    count = requests_within(config.seconds, all_ / 1e3, least=_LEAST_REQUESTS, most=config.requests)
     counted: list[Layer] = []
     with _Modules() as modules, _Watched(partial(_counted, counted, modules)):
-        session.predict(x_nchw[:1])
-    durations_us: list[list[float]] = [[] for _ in range(_WARMUP + requests)]
+        answer(requests[0])
+    durations_us: list[list[float]] = [[] for _ in range(_WARMUP + count)]
     for index, of_request in enumerate(durations_us):
-        row = index % len(x_nchw)
         with _Watched(partial(_timed, of_request)):
-            session.predict(x_nchw[row : row + 1])
+            answer(requests[index % len(requests)])
     layers = (
         replace(layer, time_us=typical_us(times))
         for layer, times in zip(counted, zip(*durations_us[_WARMUP:], strict=True), strict=True)
@@ -170,18 +165,18 @@ def _precision(outputs: list[torch.Tensor]) -> Precision:
     return "fp16" if kind == torch.float16 else "bf16" if kind == torch.bfloat16 else "fp32"
 
 
-def _threads_compared(session: Session, x_nchw: Images, threads: int) -> tuple[float, float]:
+def _threads_compared(answer: Answer, request: Feeds, threads: int) -> tuple[float, float]:
     """Microseconds of a request with one thread, and with `threads`; in turns."""
     begun_s = time.perf_counter()
-    session.predict(x_nchw)
+    answer(request)
     rounds = requests_within(0.3, 2e3 * (time.perf_counter() - begun_s), least=3, most=100)
     measured: dict[int, list[float]] = {1: [], threads: []}
     for _ in range(rounds):
         for count, times in measured.items():
             torch.set_num_threads(count)
-            session.predict(x_nchw)  # the pool settles
+            answer(request)  # the pool settles
             begun_s = time.perf_counter()
-            session.predict(x_nchw)
+            answer(request)
             times.append(1e6 * (time.perf_counter() - begun_s))
     torch.set_num_threads(threads)
     return typical_us(measured[1]), typical_us(measured[threads])

@@ -140,8 +140,8 @@ class Engine:
         timed = list(itertools.islice(self._inputs[1], requests))
         return workload.closed_loop(predict, timed, clients, self._clients)
 
-    def outputs(self, requests: int, seconds: float, file: str) -> dict[str, Any]:
-        """Write what it answers to so many requests at batch 1; see `hpml.measuring.outputs`."""
+    def outputs(self, requests: list[tuple[int, int]], seconds: float, file: str) -> dict[str, Any]:
+        """Write what it answers to so many requests of each batch size; see `hpml.measuring.outputs`."""
         from hpml.measuring import outputs
 
         own = self._opened.outputs

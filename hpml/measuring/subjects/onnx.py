@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
@@ -12,7 +12,7 @@ from pydantic import Field
 from hpml.artifacts.measurements import EngineSettings
 from hpml.core.errors import ConfigInvalid, StageFailed
 from hpml.measuring.subjects.base import Opened, of_each_variant
-from hpml.measuring.subjects.tensors import FromOutside, Signature, tensor_of
+from hpml.measuring.subjects.tensors import Declared, FromOutside, Signature, tensor_of
 from hpml.targets.onnx import cpu_candidates
 
 
@@ -30,20 +30,25 @@ class OnnxSubject(FromOutside):
         Raises ConfigInvalid if it is not an ONNX file that can be run, or takes what cannot be made: no
         tensor, no batch, an open size that is not given.
         """
+        from hpml.measuring.subjects.onnx_fills import fills
+        from hpml.targets.onnx_file import read_graph
+
         found = [
             tensor_of(str(self.file), name, position, dtype, dimensions, sizes)
             for position, (name, dtype, dimensions) in enumerate(self.declared_inputs())
         ]
+        told = fills(read_graph(self.file))
         batches = {batch for _, batch in found if batch is not None}
         if len(batches) > 1:
             raise ConfigInvalid(
                 f"the inputs of {self.file} have no batch in common",
                 why=f"their first dimensions are {', '.join(map(str, sorted(batches)))}",
             )
-        return Signature(tuple(tensor for tensor, _ in found), next(iter(batches), None))
+        inputs = tuple(tensor.model_copy(update={"fill": told.get(tensor.name)}) for tensor, _ in found)
+        return Signature(inputs, next(iter(batches), None))
 
-    def declared_inputs(self) -> list[tuple[str, str, list[int | str | None]]]:
-        """Name, type and dimensions of each input; the name of a dimension that is open, None without one.
+    def declared_inputs(self) -> Sequence[Declared]:
+        """Those of the graph.
 
         Raises ConfigInvalid if it is not an ONNX file that can be run, or has no inputs.
         """
@@ -110,6 +115,8 @@ def _data_type(value: Any) -> str:
 
     if value.type.WhichOneof("value") != "tensor_type":
         return f"a {value.type.WhichOneof('value')}"
+    if value.type.tensor_type.elem_type == onnx.TensorProto.STRING:
+        return "strings"
     try:
         return str(onnx.helper.tensor_dtype_to_np_dtype(value.type.tensor_type.elem_type))
     except KeyError:

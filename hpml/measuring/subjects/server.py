@@ -10,7 +10,7 @@ import http.client
 import json
 import re
 import threading
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from urllib.parse import quote, unquote, urlsplit
@@ -19,7 +19,7 @@ from pydantic import Field
 
 from hpml.core.errors import ConfigInvalid, Unavailable
 from hpml.measuring.subjects.base import Opened
-from hpml.measuring.subjects.tensors import FromOutside, Signature, tensor_of
+from hpml.measuring.subjects.tensors import Declared, FromOutside, Signature, tensor_of
 
 if TYPE_CHECKING:
     from hpml.measuring.subjects.base import Arrays
@@ -62,7 +62,7 @@ class ServerSubject(FromOutside):
         version = f"/versions/{quote(self.version, safe='')}" if self.version else ""
         return f"/v2/models/{quote(self.model, safe='')}{version}"
 
-    def signature(self, sizes: Mapping[str, int]) -> Signature:
+    def declared_inputs(self) -> Sequence[Declared]:
         """What the server says the model takes.
 
         Raises Unavailable if the server does not answer, or not by the protocol.
@@ -71,17 +71,29 @@ class ServerSubject(FromOutside):
             told = connection.get_json(self.path)
         where = f"{self.url}{self.path}"
         try:
-            named = []
-            for position, item in enumerate(told["inputs"]):
-                datatype, shape = str(item["datatype"]), list(item["shape"])
-                dtype = _DATA_TYPES.get(datatype, datatype)
-                named.append(tensor_of(where, str(item["name"]), position, dtype, shape, sizes))
+            declared = [
+                (
+                    str(item["name"]),
+                    _DATA_TYPES.get(str(item["datatype"]), str(item["datatype"])),
+                    [*item["shape"]],
+                )
+                for item in told["inputs"]
+            ]
         except (KeyError, TypeError) as error:
             raise Unavailable(
                 f"{where} does not say what it takes", why=f"its metadata lacks {error}"
             ) from None
-        if not named:
+        if not declared:
             raise Unavailable(f"{where} does not say what it takes", why="its metadata has no inputs")
+        return declared
+
+    def signature(self, sizes: Mapping[str, int]) -> Signature:
+        """See `declared_inputs`."""
+        where = f"{self.url}{self.path}"
+        named = [
+            tensor_of(where, name, position, dtype, shape, sizes)
+            for position, (name, dtype, shape) in enumerate(self.declared_inputs())
+        ]
         batches = {batch for _, batch in named if batch is not None}
         return Signature(tuple(tensor for tensor, _ in named), min(batches, default=None))
 

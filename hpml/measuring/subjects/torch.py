@@ -3,17 +3,18 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import Field, JsonValue
 
 from hpml.artifacts.measurements import EngineSettings
+from hpml.artifacts.operation import Operation
 from hpml.core import hardware
 from hpml.core.errors import ConfigInvalid, HpmlError, StageFailed
 from hpml.measuring.subjects.base import Opened
-from hpml.measuring.subjects.tensors import FromOutside, Signature
+from hpml.measuring.subjects.tensors import Declared, FromOutside, Signature, operation_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -38,7 +39,8 @@ def _named(answer: Any) -> list[tuple[str, torch.Tensor]]:
 class TorchSubject(FromOutside):
     """What the callable `path`, "package.module:callable", returns when it is called with `arguments`.
 
-    import_paths: folders in which modules are looked for as well, after all others.
+    import_paths: folders in which modules are looked for as well, after all others. task, operation: of the
+    network of a recipe, of what it is asked; without them it is called with its inputs in order.
     """
 
     subject: Literal["torch"] = "torch"
@@ -46,16 +48,26 @@ class TorchSubject(FromOutside):
     arguments: dict[str, JsonValue] = Field(default_factory=dict)
     import_paths: tuple[Path, ...] = ()
     device: Literal["cpu", "cuda"] = "cpu"
+    task: dict[str, JsonValue] = Field(default_factory=dict)
+    operation: Operation | None = None
+
+    def declared_inputs(self) -> Sequence[Declared]:
+        """Those of the operation, or those that the user described."""
+        if self.operation:
+            return [(one.name, one.dtype, one.shape) for one in self.operation.inputs]
+        return [(tensor.name, tensor.dtype, (None, *tensor.shape)) for tensor in self.inputs]
 
     def signature(self, sizes: Mapping[str, int]) -> Signature:
-        """The inputs that the user described: a module does not tell what it takes.
+        """The inputs of the operation, or those that the user described: a module itself tells of none.
 
-        Raises ConfigInvalid if there are none.
+        Raises ConfigInvalid if there are none, or as `operation_tensors` does.
         """
+        if self.operation:
+            return Signature(operation_tensors(self.path, self.operation, sizes))
         if not self.inputs:
             raise ConfigInvalid(
                 f"nothing says what the module {self.path} takes",
-                fix="give the shape of each input, without the batch: --input 3x32x32",
+                fix="give the shape of each input, without the batch: --input 3x32x32, or --data FILE.npz",
             )
         return Signature(self.inputs)
 
@@ -70,6 +82,8 @@ class TorchSubject(FromOutside):
         torch.backends.cudnn.allow_tf32 = torch.backends.cuda.matmul.allow_tf32 = False
         sys.path += [str(folder) for folder in self.import_paths]
         module = self._module().eval().to(self.device)
+        if self.operation:
+            return self._opened(module, self.operation)
         stream = torch.cuda.current_stream() if self.device == "cuda" else None
 
         def predict(arrays: list[Any]) -> None:
@@ -85,6 +99,19 @@ class TorchSubject(FromOutside):
             return {name: tensor.float().cpu().numpy() for name, tensor in _named(answer)}
 
         return Opened(predict, self._in_order, self.device, stream, outputs=outputs)
+
+    def _opened(self, module: nn.Module, operation: Operation) -> Opened:
+        from hpml.tasks import task_of
+        from hpml.tasks.torch_session import TorchSession
+
+        session = TorchSession(module, task_of(self.task), [operation], self.device)
+        return Opened(
+            lambda feeds: session.run(feeds, operation.name),
+            self.feeds,
+            self.device,
+            session.stream,
+            outputs=lambda arrays: session.run(self.feeds(arrays), operation.name),
+        )
 
     def candidates(self, threads: int) -> tuple[EngineSettings, ...]:
         """As users run it: torch has a thread for each physical core unless it is told otherwise."""

@@ -6,7 +6,6 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from hpml.artifacts.dataset import DatasetSpec
@@ -18,7 +17,10 @@ from hpml.core.contract import Output
 from hpml.measuring.bench import Bench
 from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.subjects import EngineSubject
-from hpml.tasks.images import load_split, to_x_nchw
+from hpml.measuring.subjects.engine import request_name
+from hpml.measuring.subjects.tensors import write_arrays
+from hpml.tasks import task_of
+from hpml.tasks.judging import rows_of
 
 
 def _export(folder: Path, target: str, model: Artifact[ModelSpec], data: Artifact[DatasetSpec]) -> Any:
@@ -62,20 +64,30 @@ def digits_engines(
 
 
 @pytest.fixture
+def inputs_of(digits_data: Artifact[DatasetSpec], tmp_path: Path) -> Callable[[int], Path]:
+    """inputs_of(16): a file of the first 16 validation images, as all engines take them."""
+
+    def make(rows: int) -> Path:
+        task = task_of(digits_data.spec.task)
+        stored = rows_of(task.stored(digits_data, "validation"), slice(rows))
+        features = task.features(stored).items()
+        write_arrays(tmp_path / "inputs.npz", {request_name("predict", name): x for name, x in features})
+        return tmp_path / "inputs.npz"
+
+    return make
+
+
+@pytest.fixture
 def digits_bench(
-    digits_engines: dict[str, Artifact[EngineSpec]], digits_data: Artifact[DatasetSpec], tmp_path: Path
+    digits_engines: dict[str, Artifact[EngineSpec]], inputs_of: Callable[[int], Path], tmp_path: Path
 ) -> Callable[..., Bench]:
     """digits_bench(config, names, rows=...): a bench of these engines; nothing is launched yet."""
 
     def make(config: BenchmarkConfig, *names: str, rows: int = 64) -> Bench:
         for folder in ("out", "scratch"):
             (tmp_path / folder).mkdir(exist_ok=True)
-        images_nhwc, _ = load_split(digits_data, "test")
-        inputs = tmp_path / "inputs.npz"
-        x_nchw = to_x_nchw(images_nhwc[:rows], digits_engines[names[0]].spec.input)
-        np.savez(inputs, allow_pickle=False, x_nchw=x_nchw)
         subjects = {name: EngineSubject(folder=digits_engines[name].path) for name in names}
         out = Output(path=tmp_path / "out", scratch=tmp_path / "scratch", threads=2)
-        return Bench(subjects, inputs, config, out)
+        return Bench(subjects, inputs_of(rows), config, out)
 
     return make

@@ -9,7 +9,6 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from hpml.artifacts.engine import EngineSpec
@@ -103,13 +102,12 @@ def test_what_a_client_raises_is_raised_and_nobody_waits_forever(
 
 
 def test_the_threads_of_clients_live_on_so_that_their_time_is_known_to_be_ours(
-    digits_engines: dict[str, Artifact[EngineSpec]], tmp_path: Path
+    digits_engines: dict[str, Artifact[EngineSpec]], inputs_of: Callable[[int], Path]
 ) -> None:
     """The watch adds up what the threads of the process did; what it misses, it takes for others' work."""
-    np.savez(tmp_path / "inputs.npz", x_nchw=np.zeros((4, 1, 8, 8), np.float32))
     subject = EngineSubject(folder=digits_engines["fp32/onnx"].path).model_dump(mode="json")
     engine = Engine()
-    engine.load(subject, str(tmp_path / "inputs.npz"), [1], threads=1)
+    engine.load(subject, str(inputs_of(4)), [1], threads=1)
     before = set(threading.enumerate())
     engine.closed_loop(clients=3, requests=30)
     assert len(set(threading.enumerate()) - before) == 3

@@ -7,14 +7,13 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
-from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact, copy_files, open_artifact, seal_artifact
 from hpml.core import memory
@@ -22,7 +21,6 @@ from hpml.core.errors import StageFailed
 from hpml.measuring.process.engine_process import EngineProcess
 from hpml.measuring.subjects import EngineSubject, OnnxSubject
 from hpml.measuring.subjects.tensors import write_arrays
-from hpml.tasks.images import load_split, to_x_nchw
 from tests.small_subjects import write_endless, write_glutton
 
 Engines = dict[str, Artifact[EngineSpec]]
@@ -35,12 +33,9 @@ def process(tmp_path: Path) -> Iterator[EngineProcess]:
 
 
 @pytest.fixture
-def inputs(digits_engines: Engines, digits_data: Artifact[DatasetSpec], tmp_path: Path) -> Path:
-    """Test images as all engines take them."""
-    images_nhwc, _ = load_split(digits_data, "test")
-    x_nchw = to_x_nchw(images_nhwc[:64], digits_engines["fp32/onnx"].spec.input)
-    np.savez(tmp_path / "inputs.npz", allow_pickle=False, x_nchw=x_nchw)
-    return tmp_path / "inputs.npz"
+def inputs(inputs_of: Callable[[int], Path]) -> Path:
+    """Validation images as all engines take them."""
+    return inputs_of(64)
 
 
 def _load(process: EngineProcess, engine: Artifact[EngineSpec], inputs: Path) -> dict[str, Any]:

@@ -13,9 +13,10 @@ from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.measurements import Conditions, EngineFigures, EngineSettings, MeasurementsSpec
 from hpml.components.benchmark.measure import described
-from hpml.measuring.accuracy import paired_accuracies
 from hpml.measuring.config import BenchmarkConfig
 from hpml.measuring.figures import LEVELS, best_fp32, timings
+from hpml.measuring.paired import compared, subject_name
+from hpml.measuring.quality import judged_engines, paired_quality
 from hpml.measuring.resources import LaunchRecord
 from hpml.measuring.rounds import Round, Rounds
 from hpml.measuring.statistics import quantile
@@ -91,7 +92,7 @@ def test_steady_latencies_have_no_uncertainty(
         (found.latency_ms_p99, 0.5),
         (found.speedup_vs_reference, 6.0),
         (found.speedup_vs_best_fp32, 4.0),
-        (found.throughput[0].images_per_s, 2000.0),
+        (found.throughput[0].rows_per_s, 2000.0),
     ):
         assert interval is not None
         assert [interval.low, interval.value, interval.high] == pytest.approx([value] * 3)
@@ -104,8 +105,28 @@ def test_an_engine_without_rounds_has_its_accuracy_and_the_reason(
     busy = "machine busy (0 of 2 slices were quiet)"
     for engine in _described(digits_engines, digits_data, Rounds()).values():
         assert (engine.status, engine.reason) == ("not measured", busy)
-        assert engine.accuracy_top1 and not engine.throughput and not engine.samples
+        assert engine.quality["accuracy_top1"].value > 0.9 and not engine.throughput and not engine.samples
         assert set(engine.unquoted.values()) == {busy}
+
+
+def test_an_operation_is_compared_within_itself() -> None:
+    latencies = {REFERENCE: _steady(1.0), "fp32/onnx": _steady(0.5), "int8/onnx": _steady(0.25)}
+    latencies |= {subject_name(name, "prefill"): 10 * latency_ms for name, latency_ms in latencies.items()}
+    latencies[subject_name("int8/onnx", "prefill")] = _steady(5.0)
+    found = _timed(latencies, "fp32/onnx")
+    decode, prefill = found["int8/onnx"], found[subject_name("int8/onnx", "prefill")]
+    assert (decode["speedup_vs_reference"].value, decode["speedup_vs_best_fp32"].value) == (4.0, 2.0)
+    assert (prefill["speedup_vs_reference"].value, prefill["speedup_vs_best_fp32"].value) == (2.0, 1.0)
+    pairs = compared(_rounds(latencies), list(latencies), precision=0.05)["pairs"]
+    assert len(pairs) == 6  # three engines in two operations
+    assert {("::" in one.engine) == ("::" in one.baseline) for one in pairs} == {True}
+
+
+def test_a_speed_that_is_not_known_says_why() -> None:
+    unsteady = np.random.default_rng(0).lognormal(0, 2, (20, 1)) * np.ones((20, 50))
+    found = _timed({REFERENCE: _steady(1.0), "int8/onnx": unsteady})["int8/onnx"]
+    assert found["speedup_vs_reference"] is None and found["latency_ms_p50"]
+    assert "only, 5% is allowed" in found["unquoted"]["speedup_vs_reference"]
 
 
 def test_a_slice_with_a_disturbed_request_counts_for_p50_and_not_for_the_tail() -> None:
@@ -144,15 +165,17 @@ def test_percentiles_without_the_samples_say_what_they_miss() -> None:
     assert "latency_ms_p50" in found
 
 
-def test_each_engine_but_the_reference_carries_its_paired_accuracy(
+def test_each_engine_but_the_reference_carries_its_paired_quality(
     digits_engines: Engines, digits_data: Artifact[DatasetSpec]
 ) -> None:
-    paired = paired_accuracies(digits_engines, digits_data, reference=REFERENCE)
+    judged = judged_engines(digits_engines, digits_data)
+    labels = np.load(digits_data.file("validation_labels.npy"))
+    paired = paired_quality(judged["int8/onnx"], judged[REFERENCE], labels)
     rounds = _rounds({name: _steady(1.0) for name in digits_engines})
     found = _described(digits_engines, digits_data, rounds, "fp32/onnx")
     assert found[REFERENCE].paired is None
-    assert found["int8/onnx"].paired == paired["int8/onnx"]
-    accuracy = {name: engine.accuracy_top1 for name, engine in found.items()}
+    assert found["int8/onnx"].paired == paired
+    accuracy = {name: engine.quality["accuracy_top1"] for name, engine in found.items()}
     assert accuracy["int8/onnx"].value - accuracy[REFERENCE].value == pytest.approx(
-        paired["int8/onnx"].top1_change.value
+        paired.change["accuracy_top1"].value
     )

@@ -35,7 +35,7 @@ def test_the_interval_over_launches_is_students_on_the_logarithm() -> None:
 
 def test_the_price_is_that_of_the_best_batch_and_its_interval_is_turned_over() -> None:
     rates = [Interval(value=v, low=v / 2, high=v * 2) for v in (1000.0, 4000.0)]
-    throughput = [Throughput(batch=1, images_per_s=rates[0]), Throughput(batch=8, images_per_s=rates[1])]
+    throughput = [Throughput(batch=1, rows_per_s=rates[0]), Throughput(batch=8, rows_per_s=rates[1])]
     price = resource_figures(LaunchRecord(), throughput, 3.6).price_per_million
     assert price is not None
     assert (price.low, price.value, price.high) == pytest.approx((0.125, 0.25, 0.5))

@@ -18,6 +18,7 @@ from pydantic import TypeAdapter
 
 from hpml.artifacts.bundle import BundleSpec
 from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.evaluation import EvaluationSpec
 from hpml.artifacts.folder import Artifact, open_artifact, seal_artifact
 from hpml.artifacts.measurements import EngineFigures, EngineSettings
 from hpml.artifacts.registration import RegistrationSpec
@@ -302,11 +303,15 @@ def deployed(
     )
     (place / "version").mkdir()
     seal_artifact(place / "version", spec=version, metrics={}, lineage=lineage)
+    tested = EvaluationSpec(test_split="once", engine="fp32/onnx", engine_digest=engine.digest)
+    (place / "tested").mkdir()
+    seal_artifact(place / "tested", spec=tested, metrics={}, lineage=lineage)
     return run_stage_once(
         bundling.run,
         BundleConfig(),
         engine=open_artifact(place / "engine", kind="engine"),
         version=open_artifact(place / "version", kind="registration"),
+        evaluation=open_artifact(place / "tested", kind="evaluation"),
     )
 
 
@@ -337,6 +342,31 @@ def change_the_engine(bundle: Path) -> None:
     file.write_bytes(content)
 
 
+def test_a_bundle_of_format_1(bundle: Path, tmp_path: Path) -> None:
+    """As it was written before there were tasks and operations."""
+
+    def as_before(told: dict[str, Any]) -> None:
+        for name in ("operations", "task_files", "tested"):
+            del told[name]
+        told["format"] = 1
+        engine = told["engine"]
+        for name in ("operations", "quality", "agreement", "generation_agreement", "graphs"):
+            del engine[name]
+        task = engine.pop("task")
+        facts = {name: task[name] for name in ("mean", "std", "pictures")}
+        engine["class_names"] = task["class_names"]
+        engine["input"] = {"name": "x_nchw", "shape_chw": [1, 8, 8], **facts}
+        engine |= {"accuracy_top1": 0.97, "top1_agreement": 1.0}
+
+    edit(bundle, as_before)
+    subject = described(BundleSubject(folder=bundle))
+    assert open_in_a_worker(subject, tmp_path) == "cpu"
+    opened = subject.open(threads=1)
+    np.save(bundle / "golden_logits.npy", np.load(bundle / "golden_logits.npy") + 1)
+    with pytest.raises(StageFailed, match="golden outputs: a number of logits differs by 1"):
+        subject.check(opened)
+
+
 def add_a_file(bundle: Path) -> None:
     (bundle / "model_repository" / "extra.onnx").write_bytes(b"")
 
@@ -354,7 +384,7 @@ def list_a_file_outside(bundle: Path) -> None:
 
 
 def golden_outside(bundle: Path) -> None:
-    edit(bundle, lambda told: told["golden"].update(x="/etc/hostname"))
+    edit(bundle, lambda told: told["operations"][0]["golden"].update(x_nchw="/etc/hostname"))
 
 
 def name_another_target(bundle: Path) -> None:
@@ -372,7 +402,7 @@ def be_another_json(bundle: Path) -> None:
 @pytest.mark.parametrize(
     ("tamper", "why"),
     [
-        (change_the_engine, "SHA-256 of .*model.onnx is not"),
+        (change_the_engine, "model.onnx was changed: its SHA-256 is not"),
         (add_a_file, "extra.onnx does not belong"),
         (remove_a_file, "README.md is missing"),
         (point_outside, "elsewhere.onnx has no digest"),
@@ -402,7 +432,7 @@ def test_a_bundle_that_answers_otherwise_is_refused(bundle: Path) -> None:
     subject = described(BundleSubject(folder=bundle))
     opened = subject.open(threads=1)
     np.save(bundle / "golden_logits.npy", np.load(bundle / "golden_logits.npy") + 1)
-    with pytest.raises(StageFailed, match="golden outputs: a logit differs by 1"):
+    with pytest.raises(StageFailed, match="golden outputs: a number of logits differs by 1"):
         subject.check(opened)
 
 

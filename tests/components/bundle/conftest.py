@@ -13,6 +13,7 @@ import pytest
 from hpml.artifacts.bundle import BundleSpec
 from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.evaluation import EvaluationSpec
 from hpml.artifacts.folder import Artifact, Lineage, open_artifact, seal_artifact
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import EngineFigures, EngineSettings, MeasurementsSpec
@@ -20,6 +21,7 @@ from hpml.artifacts.model import ModelSpec, QuantizationSpec
 from hpml.artifacts.registration import RegistrationSpec
 from hpml.components.bundle import stage as bundling
 from hpml.components.bundle.config import BundleConfig
+from hpml.components.evaluate import stage as evaluate
 from hpml.components.export import stage as export
 from hpml.components.register import stage as register
 from hpml.components.register.config import RegisterConfig
@@ -27,6 +29,7 @@ from hpml.components.select import stage as select
 from hpml.core.contract import Config, Output
 from hpml.measuring.goals import Goals
 from hpml.targets import Eager, Onnx
+from hpml.tasks import task_of
 
 
 def lineage(**parents: str) -> Lineage:
@@ -48,7 +51,12 @@ class Deployable:
 
     engine: Artifact[EngineSpec]
     version: Artifact[RegistrationSpec]
+    evaluation: Artifact[EvaluationSpec]
     registry: str
+
+    def with_others(self, **others: Artifact[Any]) -> dict[str, Artifact[Any]]:
+        """The inputs of `bundle`, some of them others."""
+        return {"engine": self.engine, "version": self.version, "evaluation": self.evaluation, **others}
 
 
 def perform(place: Path, stage_run: Callable[..., Any], config: Config, **inputs: Any) -> Artifact[Any]:
@@ -68,7 +76,6 @@ def measured(
     place: Path, engine: Artifact[EngineSpec], settings: EngineSettings | None
 ) -> Artifact[MeasurementsSpec]:
     latency = Interval(value=0.71, low=0.69, high=0.73)
-    accuracy = engine.spec.accuracy_top1
     figures = EngineFigures(
         status="measured",
         target="onnx",
@@ -77,7 +84,7 @@ def measured(
         size_bytes=engine.spec.size_bytes,
         parameters=engine.spec.parameters,
         macs=engine.spec.macs,
-        accuracy_top1=Interval(value=accuracy, low=accuracy - 0.01, high=min(1.0, accuracy + 0.01)),
+        quality={name: Interval(value=v, low=v, high=v) for name, v in engine.spec.quality.items()},
         settings=settings,
         latency_ms_p50=latency,
         latency_ms_p90=latency,
@@ -87,6 +94,7 @@ def measured(
         reference="reference",
         best_fp32="reference",
         engines={"reference": figures, "variant": figures},
+        metrics=tuple(metric.facts for metric in task_of(engine.spec.task).metrics),
         rounds=1,
         threads=1,
         seed=0,
@@ -99,18 +107,25 @@ def measured(
 
 
 def chosen_and_registered(
-    place: Path, exported: Artifact[EngineSpec], settings: EngineSettings | None = None, registry: str = ""
+    place: Path,
+    exported: Artifact[EngineSpec],
+    data: Artifact[DatasetSpec],
+    settings: EngineSettings | None = None,
+    registry: str = "",
 ) -> Deployable:
-    """The engine, chosen, and registered as a version of "digits", the first where there is no registry."""
+    """The engine, chosen, scored and registered as a version of "digits", the first in a new registry."""
     figures = measured(place / "measured", exported, settings)
     engines = {"reference": exported, "variant": exported}
     chosen = perform(place / "chosen", select.run, Goals(), measured=figures, engines=engines)
+    tested = perform(place / "tested", evaluate.run, Goals(), measured=figures, engines=engines, data=data)
     registry = registry or f"sqlite:///{place / 'mlflow.db'}"
     config = RegisterConfig(model_name="digits")
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("MLFLOW_TRACKING_URI", registry)
-        version = perform(place / "version", register.run, config, engine=chosen, measured=figures)
-    return Deployable(chosen, version, registry)
+        version = perform(
+            place / "version", register.run, config, engine=chosen, measured=figures, evaluation=tested
+        )
+    return Deployable(chosen, version, tested, registry)
 
 
 @pytest.fixture(scope="session")
@@ -122,7 +137,7 @@ def deployable(
     """The small network as an ONNX engine in fp32, measured with SETTINGS."""
     place = tmp_path_factory.mktemp("deployable")
     exported = perform(place / "exported", export.run, Onnx(), model=small_model, data=digits_data)
-    return chosen_and_registered(place, exported, SETTINGS)
+    return chosen_and_registered(place, exported, digits_data, SETTINGS)
 
 
 @pytest.fixture(scope="session")
@@ -134,7 +149,7 @@ def deployable_eager(
     """The small network for a runtime that Triton does not serve and a bundle cannot bring along."""
     place = tmp_path_factory.mktemp("deployable-eager")
     exported = perform(place / "exported", export.run, Eager(), model=small_model, data=digits_data)
-    return chosen_and_registered(place, exported)
+    return chosen_and_registered(place, exported, digits_data)
 
 
 def exported_int8(
@@ -164,14 +179,15 @@ def deployable_int8(
 ) -> Deployable:
     """The small network as an ONNX engine in int8."""
     place = tmp_path_factory.mktemp("deployable-int8")
-    return chosen_and_registered(place, exported_int8(place, small_model, digits_data, "uint8"))
+    exported = exported_int8(place, small_model, digits_data, "uint8")
+    return chosen_and_registered(place, exported, digits_data)
 
 
 @pytest.fixture(scope="session")
 def deployed(deployable: Deployable, tmp_path_factory: pytest.TempPathFactory) -> Artifact[BundleSpec]:
     """The bundle of that engine. Not to be changed."""
     place = tmp_path_factory.mktemp("deployed") / "bundle"
-    return perform(place, bundling.run, BundleConfig(), engine=deployable.engine, version=deployable.version)
+    return perform(place, bundling.run, BundleConfig(), **deployable.with_others())
 
 
 def resealed(

@@ -24,11 +24,12 @@ from PIL import Image
 
 from hpml.components.bundle import stage as bundling
 from hpml.components.bundle.config import BundleConfig
-from hpml.components.prepare.image_files import read_image_folder
-from hpml.components.prepare.picture_facts import facts_of, for_arrays
 from hpml.core.contract import Output
 from hpml.core.errors import GateFailed
-from hpml.tasks import pictures
+from hpml.tasks import task_of
+from hpml.tasks.image_classification import pictures
+from hpml.tasks.image_classification.data.image_files import read_image_folder
+from hpml.tasks.image_classification.data.picture_facts import facts_of, for_arrays
 from tests.components.bundle.conftest import perform, resealed
 from tests.draw_golden_pictures import ORIENTATION, chart
 
@@ -37,8 +38,8 @@ GREY = facts_of("pictures", 1, resize="shrink", fit_within_hw=(8, 8), size_hw=(8
 
 def knowing(engine: Any, place: Path, facts: Any) -> Any:
     """The engine, as if its data had been prepared with these facts."""
-    inputs = engine.spec.input.model_copy(update={"pictures": facts})
-    return resealed(engine, place, spec=engine.spec.model_copy(update={"input": inputs}))
+    task = task_of(engine.spec.task).model_copy(update={"pictures": facts})
+    return resealed(engine, place, spec=engine.spec.model_copy(update={"task": task.model_dump(mode="json")}))
 
 
 @pytest.fixture(scope="module")
@@ -46,7 +47,7 @@ def made(deployable: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("pictures")
     engine = knowing(deployable.engine, place / "engine", GREY)
     return perform(
-        place / "bundle", bundling.run, BundleConfig(), engine=engine, version=deployable.version
+        place / "bundle", bundling.run, BundleConfig(), **deployable.with_others(engine=engine)
     ).path
 
 
@@ -124,7 +125,8 @@ def prepared(tmp_path_factory: pytest.TempPathFactory) -> Callable[[int, int], A
     def prepare(channels: int, image_size: int) -> tuple[Any, dict[Path, np.ndarray]]:
         scratch = tmp_path_factory.mktemp("scratch")
         out = Output(scratch, scratch, threads=2)
-        images, _, _, facts = read_image_folder(root, image_size=image_size, channels=channels, out=out)
+        splits, _, facts = read_image_folder(root, image_size=image_size, channels=channels, out=out)
+        [images] = splits.values()
         by_file = zip(images.names, images.images_nhwc, strict=True)
         return facts, {root / name: np.array(pixels) for name, pixels in by_file}
 
@@ -177,7 +179,7 @@ def test_bundle_refuses_where_pictures_are_read_otherwise_than_by_prepare(
     facts = GREY.model_copy(update={"golden_sha256": digests, "pillow": "11.0.0"})
     engine = knowing(deployable.engine, tmp_path / "engine", facts)
     with pytest.raises(GateFailed, match=r"cmyk\.jpg has other pixels here .* and was 11\.0\.0 there"):
-        run_stage(bundling.run, BundleConfig(), engine=engine, version=deployable.version)
+        run_stage(bundling.run, BundleConfig(), **deployable.with_others(engine=engine))
 
 
 # -------------------------------------------------------------------------------------------- what is in it
@@ -214,7 +216,7 @@ def test_a_bundle_for_another_runtime_reads_pictures_too(
     deployable_eager: Any, run_stage: Callable[..., Any], tmp_path: Path
 ) -> None:
     engine = knowing(deployable_eager.engine, tmp_path / "engine", GREY)
-    bundle = run_stage(bundling.run, BundleConfig(), engine=engine, version=deployable_eager.version)
+    bundle = run_stage(bundling.run, BundleConfig(), **deployable_eager.with_others(engine=engine))
     assert bundle.spec.verified[-1] == "the pixels of 9 golden pictures, bit for bit"
     shutil.copyfile(bundle.path / "golden_pictures" / "cmyk.jpg", bundle.path / "photo.jpg")
     [snippet, *_] = re.findall(r"```python\n(.*?)```", bundle.file("README.md").read_text(), flags=re.DOTALL)
@@ -228,7 +230,7 @@ def test_arrays_are_a_convention_that_the_readme_names(
 ) -> None:
     facts = for_arrays((6, 6, 1), (8, 8, 1))
     engine = knowing(deployable.engine, tmp_path / "engine", facts)
-    place = run_stage(bundling.run, BundleConfig(), engine=engine, version=deployable.version).path
+    place = run_stage(bundling.run, BundleConfig(), **deployable.with_others(engine=engine)).path
     assert "by convention: the training images came as arrays" in (place / "README.md").read_text()
     Image.new("RGB", (60, 60), (0, 200, 0)).save(tmp_path / "green.png")
     pixels = script(place).Model().read(tmp_path / "green.png")[0, :, :, 0]

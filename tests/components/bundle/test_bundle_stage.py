@@ -27,7 +27,7 @@ from hpml.artifacts.measurements import EngineSettings
 from hpml.components.bundle import stage as bundling
 from hpml.components.bundle.config import BundleConfig
 from hpml.core.errors import GateFailed, StageFailed
-from hpml.tasks.images import load_split
+from hpml.tasks import task_of
 from tests.components.bundle.conftest import chosen_and_registered, exported_int8, resealed
 
 ENGINE = "model_repository/digits/1/model.onnx"
@@ -61,7 +61,7 @@ def snippets(bundle: Path) -> list[str]:
 def golden_classes(bundle: Path, digits_data: Artifact[DatasetSpec]) -> str:
     """What a right snippet prints."""
     logits = np.load(bundle / "golden_logits.npy")
-    return str([digits_data.spec.class_names[row] for row in logits.argmax(axis=1)])
+    return str([digits_data.spec.task["class_names"][row] for row in logits.argmax(axis=1)])
 
 
 def test_what_is_in_the_bundle(deployed: Artifact[BundleSpec], deployable: Any) -> None:
@@ -69,6 +69,7 @@ def test_what_is_in_the_bundle(deployed: Artifact[BundleSpec], deployable: Any) 
         "README.md",
         "bundle.json",
         "bundle.py",
+        "drift.json",
         "golden_images_nhwc.npy",
         "golden_logits.npy",
         "golden_x_nchw.npy",
@@ -90,11 +91,11 @@ def test_what_is_in_the_bundle(deployed: Artifact[BundleSpec], deployable: Any) 
         assert deployed.manifest.files[name].sha256 == digest
 
 
-def test_the_golden_images_are_those_of_the_test_split(
+def test_the_golden_images_are_of_the_validation_split(
     deployed: Artifact[BundleSpec], digits_data: Artifact[DatasetSpec]
 ) -> None:
     images_nhwc = np.load(deployed.file("golden_images_nhwc.npy"))
-    of_the_split, _ = load_split(digits_data, "test")
+    of_the_split = task_of(digits_data.spec.task).stored(digits_data, "validation")["images"]
     spread = np.linspace(0, len(of_the_split) - 1, len(images_nhwc)).astype(int)
     assert np.array_equal(images_nhwc, of_the_split[spread])
 
@@ -430,8 +431,7 @@ def test_the_engine_runs_with_the_settings_it_was_measured_with(bundle: Path) ->
 def test_without_a_measurement_it_runs_with_the_runtimes_defaults(
     deployable_int8: Any, run_stage: Callable[..., Any]
 ) -> None:
-    engine, version = deployable_int8.engine, deployable_int8.version
-    bundle = run_stage(bundling.run, BundleConfig(), engine=engine, version=version).path
+    bundle = run_stage(bundling.run, BundleConfig(), **deployable_int8.with_others()).path
     assert options_of(bundle, "from bundle import Model; Model()") == [0, None]
     assert "| settings | not measured: those of its runtime's default |" in (bundle / "README.md").read_text()
     assert "SessionOptions" not in snippets(bundle)[0]
@@ -442,9 +442,8 @@ def test_without_a_measurement_it_runs_with_the_runtimes_defaults(
 
 
 def test_an_int8_engine(deployable_int8: Any, run_stage: Callable[..., Any]) -> None:
-    engine, version = deployable_int8.engine, deployable_int8.version
-    assert engine.spec.precision == "int8"
-    bundle = run_stage(bundling.run, BundleConfig(), engine=engine, version=version)
+    assert deployable_int8.engine.spec.precision == "int8"
+    bundle = run_stage(bundling.run, BundleConfig(), **deployable_int8.with_others())
     done = python(bundle.path, "bundle.py")
     assert (done.returncode, done.stderr) == (0, "")
     assert "int8" in bundle.file("README.md").read_text()
@@ -458,10 +457,10 @@ def test_of_an_engine_with_variants_the_measured_one_is_shipped(
         place = tmp_path / f"version {version}"
         place.mkdir()
         settings = EngineSettings(threads=1, variant=variant)
-        found = chosen_and_registered(place, exported, settings, registry)
+        found = chosen_and_registered(place, exported, digits_data, settings, registry)
         assert found.version.spec.version == version  # they are two models in the registry
         registry = found.registry
-        bundle = run_stage(bundling.run, BundleConfig(), engine=found.engine, version=found.version)
+        bundle = run_stage(bundling.run, BundleConfig(), **found.with_others())
         told = json.loads(bundle.file("bundle.json").read_text())
         assert told["engine"]["identity"]["activations"] == ("int8" if variant else "uint8")
         assert (bundle.path / told["file"]).read_bytes() == (
@@ -474,9 +473,8 @@ def test_of_an_engine_with_variants_the_measured_one_is_shipped(
 def test_an_engine_of_another_runtime_is_checked_by_its_own_loader(
     deployable_eager: Any, run_stage: Callable[..., Any], golden_classes: str
 ) -> None:
-    engine, version = deployable_eager.engine, deployable_eager.version
-    bundle = run_stage(bundling.run, BundleConfig(), engine=engine, version=version)
-    assert bundle.spec.file == f"engine/{engine.spec.file}"
+    bundle = run_stage(bundling.run, BundleConfig(), **deployable_eager.with_others())
+    assert bundle.spec.file == f"engine/{deployable_eager.engine.spec.file}"
     assert bundle.spec.verified[0] == "the preprocessing of the golden images"
     assert not {"bundle.py", "config.pbtxt"} & {Path(name).name for name in bundle.manifest.files}
     assert len(snippets(bundle.path)) == 2  # not the one for Triton
@@ -501,7 +499,7 @@ def test_another_runtime_that_answers_otherwise_is_refused(
 
     engine = resealed(deployable_eager.engine, tmp_path / "changed", other_answers)
     with pytest.raises(GateFailed, match=r"answers otherwise .*: a logit differs by 0\.01, allowed 0\.001"):
-        run_stage(bundling.run, BundleConfig(), engine=engine, version=deployable_eager.version)
+        run_stage(bundling.run, BundleConfig(), **deployable_eager.with_others(engine=engine))
 
 
 # --------------------------------------------------------------------------------------------------- refusals
@@ -518,7 +516,7 @@ def test_an_engine_that_does_not_answer_its_golden_inputs_is_refused(
     with pytest.raises(
         GateFailed, match=r"does not work on its own: the model answers otherwise .* logit differs"
     ):
-        run_stage(bundling.run, BundleConfig(), engine=engine, version=deployable.version)
+        run_stage(bundling.run, BundleConfig(), **deployable.with_others(engine=engine))
 
 
 def test_golden_inputs_that_are_no_images_are_refused(
@@ -530,7 +528,7 @@ def test_golden_inputs_that_are_no_images_are_refused(
 
     engine = resealed(deployable.engine, tmp_path / "changed", noise)
     with pytest.raises(GateFailed, match="golden inputs of the engine are not normalised images"):
-        run_stage(bundling.run, BundleConfig(), engine=engine, version=deployable.version)
+        run_stage(bundling.run, BundleConfig(), **deployable.with_others(engine=engine))
 
 
 def test_a_version_of_another_engine_is_refused(
@@ -542,11 +540,11 @@ def test_a_version_of_another_engine_is_refused(
     seal_artifact(place, spec=spec, metrics={}, lineage=deployable.version.manifest.lineage)
     version = open_artifact(place, kind="registration")
     with pytest.raises(StageFailed, match="version 1 of digits is not the chosen engine"):
-        run_stage(bundling.run, BundleConfig(), engine=deployable.engine, version=version)
+        run_stage(bundling.run, BundleConfig(), **deployable.with_others(version=version))
 
 
 def test_the_same_engine_gives_the_same_bundle(
     deployed: Artifact[BundleSpec], deployable: Any, run_stage: Callable[..., Any]
 ) -> None:
-    again = run_stage(bundling.run, BundleConfig(), engine=deployable.engine, version=deployable.version)
+    again = run_stage(bundling.run, BundleConfig(), **deployable.with_others())
     assert again.digest == deployed.digest

@@ -30,7 +30,7 @@ def second(deployable: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
     seal_artifact(folder / "version", spec=spec, metrics={}, lineage=deployable.version.manifest.lineage)
     version = open_artifact(folder / "version", kind="registration")
     config = BundleConfig(serve_versions="latest")
-    return perform(folder / "bundle", bundling.run, config, engine=deployable.engine, version=version).path
+    return perform(folder / "bundle", bundling.run, config, **deployable.with_others(version=version)).path
 
 
 @pytest.fixture
@@ -89,7 +89,7 @@ def unverified(deployable: Any, tmp_path_factory: pytest.TempPathFactory) -> Pat
 
     engine = resealed(deployable.engine, folder / "engine", forget)
     return perform(
-        folder / "bundle", bundling.run, BundleConfig(), engine=engine, version=deployable.version
+        folder / "bundle", bundling.run, BundleConfig(), **deployable.with_others(engine=engine)
     ).path
 
 

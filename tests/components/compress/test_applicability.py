@@ -8,14 +8,16 @@ from torch import nn
 from hpml import models
 from hpml.artifacts.folder import open_artifact, seal_artifact
 from hpml.artifacts.model import ArchitectureSpec, ModelSpec
-from hpml.artifacts.model_input import InputSpec
 from hpml.components.compress import Distill, Prune, Quantize
 from hpml.components.compress import stage as compress
 from hpml.components.compress.applicability import why_not
 from hpml.components.export import stage as export
 from hpml.targets import Onnx
+from hpml.tasks import task_of
+from tests.image_tasks import image_task
 
 VIT = ArchitectureSpec(name="vit", arguments={"image_size": 8, "dim": 16, "depth": 1, "heads": 2})
+TASK = image_task()
 NOT_PRUNABLE = "prune cannot prune a network with Vit weights"
 
 
@@ -37,15 +39,17 @@ def untrained(tmp_path, digits_data):
     def make(architecture: ArchitectureSpec):
         folder = tmp_path / "untrained"
         folder.mkdir()
-        models.save(models.build(architecture, in_channels=1, num_classes=10), folder)
+        task = task_of(digits_data.spec.task)
+        network = models.build(architecture, task)
+        models.save(network, folder)
         (folder / "history.json").write_text("[]")
         spec = ModelSpec(
             architecture=architecture,
-            input=InputSpec(shape_chw=(1, 8, 8), mean=digits_data.spec.mean, std=digits_data.spec.std),
-            class_names=digits_data.spec.class_names,
+            task=digits_data.spec.task,
+            operations=task.operations(network),
             parameters=1,
             macs=1,
-            accuracy_top1=0.1,
+            quality={"accuracy_top1": 0.1},
         )
         seal_artifact(folder, spec=spec, metrics={}, lineage=digits_data.manifest.lineage)
         return open_artifact(folder, kind="model")
@@ -54,13 +58,13 @@ def untrained(tmp_path, digits_data):
 
 
 def test_what_does_not_apply_is_known_without_weights():
-    assert why_not(VIT, [Prune(), Quantize(), Distill()])[1:] == ["", ""]
-    assert why_not(VIT, [Prune()])[0].startswith(NOT_PRUNABLE)
-    assert why_not(ArchitectureSpec(name="resnet18", arguments={"width": 10**4}), [Prune()]) == [""]
+    assert why_not(VIT, TASK, [Prune(), Quantize(), Distill()])[1:] == ["", ""]
+    assert why_not(VIT, TASK, [Prune()])[0].startswith(NOT_PRUNABLE)
+    assert why_not(ArchitectureSpec(name="resnet18", arguments={"width": 10**4}), TASK, [Prune()]) == [""]
 
 
 def test_what_cannot_be_known_before_training_is_not_claimed():
-    assert why_not(ArchitectureSpec(name="no.such:module"), [Prune(), Quantize()]) == ["", ""]
+    assert why_not(ArchitectureSpec(name="no.such:module"), TASK, [Prune(), Quantize()]) == ["", ""]
 
 
 def test_a_variant_whose_method_does_not_apply_is_not_built_and_says_why(run_stage, untrained, digits_data):

@@ -13,6 +13,7 @@ from hpml.components.compress import METHODS, AnyMethod, Method, Prune
 from hpml.components.compress import stage as compress
 from hpml.core.contract import Output, validate
 from hpml.core.errors import ConfigInvalid, StageFailed
+from hpml.tasks import task_of
 
 FAST = {"distill": {"epochs": 1}, "quantize": {"calibration_samples": 16}}
 
@@ -38,13 +39,15 @@ def test_a_methods_network_loads_and_is_as_good_as_its_manifest_says(
     model = run_stage(compress.run, config, model=small_model, teacher=small_model, data=digits_data)
     network = models.load(model)
     assert not network.training
-    assert models.count(network, model.spec.input) == (model.spec.parameters, model.spec.macs)
+    assert models.count(network, task_of(model.spec.task)) == (model.spec.parameters, model.spec.macs)
     assert model.spec.methods == (config.label,)
     assert model.spec.architecture == small_model.spec.architecture
     assert set(model.manifest.metrics) == {
-        f"{figure}_{when}" for figure in ("parameters", "macs", "accuracy") for when in ("before", "after")
+        f"{figure}_{when}"
+        for figure in ("parameters", "macs", "accuracy_top1")
+        for when in ("before", "after")
     }
-    assert model.manifest.metrics["accuracy_after"] == model.spec.accuracy_top1
+    assert model.manifest.metrics["accuracy_top1_after"] == model.spec.quality["accuracy_top1"]
     assert set(model.manifest.files) == {"model.safetensors", "history.json"}
 
 
@@ -77,7 +80,7 @@ def test_a_network_that_does_not_rebuild_is_not_written(tmp_path, small_model, d
     place, scratch = tmp_path / "model", tmp_path / "scratch"
     place.mkdir(), scratch.mkdir()
     out = Output(place, scratch)
-    with pytest.raises(StageFailed, match=r"does not rebuild from its manifest: its logits differ by \d"):
+    with pytest.raises(StageFailed, match=r"does not rebuild from its manifest: its outputs differ by \d"):
         compress.run(Rewire(), model=small_model, teacher=small_model, data=digits_data, out=out)
 
 

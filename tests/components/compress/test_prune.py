@@ -12,20 +12,21 @@ from torch import nn
 
 from hpml import models
 from hpml.artifacts.model import ArchitectureSpec
-from hpml.artifacts.model_input import InputSpec
 from hpml.components.compress import Prune
 from hpml.components.compress import stage as compress
 from hpml.components.compress.prune_channels import Group, _kept, remove_channels
 from hpml.core.errors import ConfigInvalid, ExitCode
 from hpml.models.channel_plan import apply_channel_plan, channel_plan, layer_sizes
+from hpml.tasks import task_of
+from tests.image_tasks import image_task
 
-INPUT = InputSpec(shape_chw=(1, 8, 8), mean=(0.0,), std=(1.0,))
+TASK = image_task()
 RESNET = ArchitectureSpec(name="resnet18", arguments={"width": 16})
 
 
 def resnet() -> nn.Module:
     torch.manual_seed(0)
-    return models.build(RESNET, in_channels=1, num_classes=10).eval()
+    return models.build(RESNET, TASK).eval()
 
 
 def logits(network: nn.Module) -> torch.Tensor:
@@ -40,15 +41,14 @@ def test_half_of_the_channels_is_a_quarter_of_the_work(pruned, small_model):
     spec, before = pruned.spec, small_model.spec
     assert spec.methods == ("prune50",)
     assert spec.parameters < 0.3 * before.parameters and spec.macs < 0.3 * before.macs
-    assert models.count(models.load(pruned), spec.input) == (spec.parameters, spec.macs)
+    assert models.count(models.load(pruned), task_of(spec.task)) == (spec.parameters, spec.macs)
     metrics = pruned.manifest.metrics
     assert (
         metrics["parameters_before"] == before.parameters and metrics["parameters_after"] == spec.parameters
     )
     assert metrics["macs_before"] == before.macs and metrics["macs_after"] == spec.macs
-    assert (
-        metrics["accuracy_before"] == before.accuracy_top1 and metrics["accuracy_after"] == spec.accuracy_top1
-    )
+    assert metrics["accuracy_top1_before"] == before.quality["accuracy_top1"]
+    assert metrics["accuracy_top1_after"] == spec.quality["accuracy_top1"]
     assert json.loads(pruned.file("history.json").read_text()) == []
 
 
@@ -70,7 +70,7 @@ def test_pruning_again_composes_the_plans(run_stage, pruned, small_model, digits
     assert again.spec.methods == ("prune50", "prune50")
     assert again.spec.channel_plan["features.3"] == {"in_channels": 4, "out_channels": 8, "groups": 1}
     assert (
-        models.count(models.load(again), again.spec.input)[0]
+        models.count(models.load(again), task_of(again.spec.task))[0]
         == again.spec.parameters
         < pruned.spec.parameters
     )
@@ -95,16 +95,16 @@ def test_what_matters_is_kept(run_stage, small_model, digits_data):
             )
             for seed in range(4)
         ]
-        return sum(model.spec.accuracy_top1 for model in found) / len(found)
+        return sum(model.spec.quality["accuracy_top1"] for model in found) / len(found)
 
     assert mean_accuracy("taylor") > mean_accuracy("random") + 0.1
 
 
 def test_a_vision_transformer_is_refused_with_what_to_do(tmp_path, digits_data):
     vit = ArchitectureSpec(name="vit", arguments={"image_size": 8, "dim": 16, "depth": 1, "heads": 2})
-    network = models.build(vit, in_channels=1, num_classes=10)
+    network = models.build(vit, TASK)
     with pytest.raises(ConfigInvalid, match="prune cannot prune a network with Vit weights") as failure:
-        remove_channels(network, Prune(), INPUT, digits_data)
+        remove_channels(network, TASK, Prune(), digits_data)
     assert failure.value.exit_code == ExitCode.CONFIG_INVALID
     assert "Conv2d, Linear, BatchNorm2d" in failure.value.why and "leave prune out" in failure.value.fix
 
@@ -118,9 +118,9 @@ def test_a_vision_transformer_is_refused_with_what_to_do(tmp_path, digits_data):
 def test_shared_channels_are_removed_together(network_type, ranking, importance, digits_data):
     torch.manual_seed(0)
     network = network_type().eval()
-    before, sizes = models.count(network, INPUT), layer_sizes(network)
-    remove_channels(network, Prune(round_to=4, ranking=ranking, importance=importance), INPUT, digits_data)
-    parameters, macs = models.count(network, INPUT)
+    before, sizes = models.count(network, TASK), layer_sizes(network)
+    remove_channels(network, TASK, Prune(round_to=4, ranking=ranking, importance=importance), digits_data)
+    parameters, macs = models.count(network, TASK)
     assert parameters < 0.6 * before[0] and macs < 0.65 * before[1]
     assert logits(network).shape == (4, 10)
 
@@ -167,7 +167,7 @@ def test_the_weakest_channels_go():
 
 def test_excluded_layers_keep_their_channels(digits_data):
     network = resnet()
-    remove_channels(network, Prune(excluded_layers=("groups.3", "stem.0")), INPUT, digits_data)
+    remove_channels(network, TASK, Prune(excluded_layers=("groups.3", "stem.0")), digits_data)
     sizes, whole = layer_sizes(network), layer_sizes(resnet())
     for name in ("stem.0", "groups.3.0.conv1", "groups.3.1.conv2", "head"):
         key = "out_features" if name == "head" else "out_channels"
@@ -177,7 +177,7 @@ def test_excluded_layers_keep_their_channels(digits_data):
 
 def test_an_unknown_excluded_layer_is_named_with_the_nearest_right_one(digits_data):
     with pytest.raises(ConfigInvalid, match=r"no layer 'groups.4' -> did you mean 'groups.\d'"):
-        remove_channels(resnet(), Prune(excluded_layers=("groups.4",)), INPUT, digits_data)
+        remove_channels(resnet(), TASK, Prune(excluded_layers=("groups.4",)), digits_data)
 
 
 class HardCoded(nn.Module):
@@ -191,13 +191,13 @@ class HardCoded(nn.Module):
 
 def test_a_network_with_sizes_in_its_code_is_refused(digits_data):
     with pytest.raises(ConfigInvalid, match="does not run with fewer channels") as failure:
-        remove_channels(HardCoded(), Prune(), INPUT, digits_data)
+        remove_channels(HardCoded(), TASK, Prune(), digits_data)
     assert "take sizes from tensors" in failure.value.fix
 
 
 def test_pruning_nothing_is_refused(digits_data):
     with pytest.raises(ConfigInvalid, match="prune would remove nothing"):
-        remove_channels(resnet(), Prune(channels=0.05, round_to=256), INPUT, digits_data)
+        remove_channels(resnet(), TASK, Prune(channels=0.05, round_to=256), digits_data)
 
 
 @pytest.mark.parametrize("importance", ["taylor", "random"])
@@ -206,7 +206,7 @@ def test_the_seed_decides_and_the_global_one_does_not(importance, digits_data):
     for outer in (1, 2):
         network = resnet()
         torch.manual_seed(outer)
-        remove_channels(network, Prune(importance=importance, ranking="global"), INPUT, digits_data)
+        remove_channels(network, TASK, Prune(importance=importance, ranking="global"), digits_data)
         sizes.append((layer_sizes(network), logits(network)))
     assert sizes[0][0] == sizes[1][0]
     assert torch.equal(sizes[0][1], sizes[1][1])

@@ -21,18 +21,21 @@ from hpml.artifacts.folder import Artifact, open_artifact, seal_artifact
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import EngineFigures, EngineSettings, MeasurementsSpec, Throughput
 from hpml.artifacts.model import QuantizationSpec
-from hpml.artifacts.model_input import InputSpec
 from hpml.artifacts.peaks import BandwidthPoint, GemmPoint, PeaksSpec
 from hpml.components.diagnose import stage as diagnose
 from hpml.core.contract import validate
 from hpml.targets import AnyTarget
 from hpml.targets.onnx_graph import save_graph, to_int8
 from hpml.targets.tensorrt import GRAPH, without_weights
+from hpml.tasks.image_classification.task import ImageClassification
 from tests.conftest import LINEAGE
+from tests.image_tasks import image_task
 
 THREADS = 2
 INT8_GAIN = 4.0  # of the int8 GEMM over the fp32 one, in these peaks
 LEVELS = {"L1": 32_000, "L2": 1_000_000, "L3": 16_000_000, "DRAM": 256_000_000}
+
+SPLITS = ("train", "validation", "test")
 
 Shape = tuple[int, int, int]
 Engines = Mapping[str, Artifact[EngineSpec]]
@@ -89,6 +92,22 @@ def make_gpu_peaks(*, gflop_per_s: float = 50_000.0, gb_per_s: float = 2_000.0) 
         for precision, gain in (("fp32", 1), ("fp16", 2), ("int8", 4))
     )
     return cpu.model_copy(update={"bandwidths": (*cpu.bandwidths, memory), "gemms": cpu.gemms + gemms})
+
+
+def noise_task(shape_chw: Shape) -> ImageClassification:
+    """Of images of two classes."""
+    return image_task(shape_chw, classes=2, mean=0.5, std=0.25)
+
+
+def shape_of(engine: Artifact[EngineSpec]) -> Shape:
+    """(channels, height, width) of the images that an engine takes."""
+    height, width, channels = ImageClassification.model_validate(engine.spec.task).image_shape_hwc
+    return channels, height, width
+
+
+def request_of(engine: Artifact[EngineSpec]) -> dict[str, np.ndarray]:
+    """One black image."""
+    return {"x_nchw": np.zeros((1, *shape_of(engine)), np.float32)}
 
 
 def sealed(place: Path, spec: Any, kind: str) -> Any:
@@ -198,7 +217,7 @@ def make_engine(tmp_path_factory: pytest.TempPathFactory) -> MakeEngine:
         missing: str = "",
     ) -> Artifact[EngineSpec]:
         place = tmp_path_factory.mktemp("engine")
-        channels = network.shape_chw[0]
+        task = noise_task(network.shape_chw)
         network.write(place / "model.onnx")
         for_tensorrt = target == "tensorrt"
         if activations:
@@ -212,8 +231,8 @@ def make_engine(tmp_path_factory: pytest.TempPathFactory) -> MakeEngine:
             file="model.onnx",
             precision=precision or ("int8" if activations else "fp32"),
             methods=(("quantize",) if activations else ()) if methods is None else methods,
-            input=InputSpec(shape_chw=network.shape_chw, mean=(0.5,) * channels, std=(0.25,) * channels),
-            class_names=("a", "b"),
+            task=task.model_dump(mode="json"),
+            operations=task.operations(),
             identity={"device": "cpu", "weight_bits": "7", **(identity or {})},
             macs=macs,
         )
@@ -236,7 +255,7 @@ def _quantize(file: Path, shape_chw: Shape, activations: Any, in_fp32: list[str]
         file,
         file,
         spec,
-        x_nchw,
+        {"x_nchw": x_nchw},
         activations=activations,
         excluded_nodes=in_fp32,
         reduce_range=not for_tensorrt,
@@ -255,16 +274,13 @@ def images(tmp_path_factory: pytest.TempPathFactory) -> Callable[[Shape], Artifa
         channels, height, width = shape_chw
         place = tmp_path_factory.mktemp("images")
         rng = np.random.default_rng(0)
-        for split in ("train", "test"):
+        for split in SPLITS:
             shape = (8, height, width, channels)
             np.save(place / f"{split}_images.npy", rng.integers(0, 255, shape, dtype=np.uint8))
             np.save(place / f"{split}_labels.npy", np.arange(8) % 2)
         spec = DatasetSpec(
-            class_names=("a", "b"),
-            image_shape_hwc=(height, width, channels),
-            splits={name: SplitSpec(rows=8, class_counts=(4, 4)) for name in ("train", "test")},
-            mean=(0.5,) * channels,
-            std=(0.25,) * channels,
+            task=noise_task(shape_chw).model_dump(mode="json"),
+            splits={name: SplitSpec(rows=8, class_counts=(4, 4)) for name in SPLITS},
             source="noise",
             licence="none",
         )
@@ -314,7 +330,7 @@ def run_diagnosis(run_stage: Any, images: Any, tmp_path: Path) -> Diagnose:
             engines=dict(engines),
             measured=sealed(folders[0], measured, "measurements"),
             peaks=sealed(folders[1], peaks or make_peaks(threads=threads), "peaks"),
-            data=data or images(next(iter(engines.values())).spec.input.shape_chw),
+            data=data or images(shape_of(next(iter(engines.values())))),
         ).spec
         return spec
 
@@ -363,7 +379,7 @@ def _figures(
         macs=spec.macs,
         latency_ms_p50=interval(time_us / 1e3) if time_us else None,
         throughput=tuple(
-            Throughput(batch=batch, images_per_s=interval(rate)) for batch, rate in throughput.items()
+            Throughput(batch=batch, rows_per_s=interval(rate)) for batch, rate in throughput.items()
         ),
     )
 
@@ -377,9 +393,9 @@ def _times_us(engines: Engines, threads: int) -> dict[str, float]:
     durations_us: dict[str, list[float]] = {name: [] for name in engines}
     for _ in range(30):
         for name, session in sessions.items():
-            x_nchw = np.zeros((1, *engines[name].spec.input.shape_chw), np.float32)
+            request = request_of(engines[name])
             begun_s = time.perf_counter()
-            session.predict(x_nchw)
+            session.run(request)
             durations_us[name].append(1e6 * (time.perf_counter() - begun_s))
     return {name: min(times) for name, times in durations_us.items()}
 

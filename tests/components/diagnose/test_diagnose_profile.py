@@ -20,13 +20,15 @@ from hpml.core import errors
 from hpml.core.errors import StageFailed
 from hpml.targets import Eager, Onnx
 from hpml.targets.onnx_session import OnnxSession, single_requests
-from tests.components.diagnose.conftest import MakeEngine, Network
+from hpml.tasks import task_of
+from hpml.tasks.judging import rows_of
+from tests.components.diagnose.conftest import MakeEngine, Network, shape_of
 
 QUICK = DiagnoseConfig(requests=20, seconds=0.2)
 
 
 def profiled(engine: Any, scratch: Path) -> Profile:
-    channels, height, width = engine.spec.input.shape_chw
+    channels, height, width = shape_of(engine)
     x_nchw = np.random.default_rng(0).standard_normal((4, channels, height, width), np.float32)
     return onnx_profile.profile(
         engine.path / "model.onnx",
@@ -120,7 +122,7 @@ def test_shifting_the_signs_changes_no_answer(make_engine: MakeEngine, tmp_path:
     onnx.save(graph, tmp_path / "unsigned.onnx")
     x_nchw = np.random.default_rng(1).standard_normal((8, 16, 16, 16), np.float32)
     signed, unsigned = (
-        OnnxSession(file, device="cpu", threads=1).predict(x_nchw)
+        OnnxSession(file, device="cpu", threads=1).run({"x_nchw": x_nchw})[0]
         for file in (engine.path / "model.onnx", tmp_path / "unsigned.onnx")
     )
     # fp32 sums of the convolutions that stay in fp32 may round to the neighbouring step
@@ -133,15 +135,14 @@ def test_torch_eager_and_onnx_count_the_same(
 ) -> None:
     from hpml.components.diagnose.profilers import torch_profile
     from hpml.components.export import stage as export
-    from hpml.tasks.images import load_split, to_x_nchw
 
     engines = [
         run_stage(export.run, target, model=small_model, data=digits_data) for target in (Eager(), Onnx())
     ]
-    images_nhwc, _ = load_split(digits_data, "test")
-    x_nchw = to_x_nchw(images_nhwc[:4], small_model.spec.input)
+    task = task_of(small_model.spec.task)
+    requests = single_requests(task.features(rows_of(task.stored(digits_data, "validation"), slice(4))))
     session = Eager().load(engines[0].path, engines[0].spec, threads=2)
-    eager = by_name(torch_profile.profile(session, x_nchw, threads=2, config=QUICK))
+    eager = by_name(torch_profile.profile(session.run, requests, threads=2, config=QUICK))
     in_onnx = by_name(profiled(engines[1], tmp_path))
     shared = set(eager) & set(in_onnx)
     weighted = {name for name, layer in eager.items() if layer.channels.outputs}

@@ -16,13 +16,13 @@ from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.measurements import StateFigures
 from hpml.artifacts.peaks import PeaksSpec
-from hpml.components.diagnose import onnx_nodes
+from hpml.components.diagnose import onnx_nodes, rules
 from hpml.components.diagnose.config import DiagnoseConfig
 from hpml.components.diagnose.examine import facts_of, vector_lanes
-from hpml.components.diagnose.layers import Profile
+from hpml.components.diagnose.layers import Layer, Profile
 from hpml.components.diagnose.profilers import onnx_profile
 from hpml.components.diagnose.profilers.tensorrt_profile import layers_of
-from hpml.components.diagnose.roofs import Roofs
+from hpml.components.diagnose.roofs import LayerRoofline, Roofs
 from hpml.components.diagnose.rules import RULES, findings
 from hpml.components.diagnose.verdict import verdict
 from hpml.targets.onnx_session import single_requests
@@ -37,6 +37,7 @@ from tests.components.diagnose.conftest import (
     make_gpu_peaks,
     make_measured,
     make_peaks,
+    request_of,
     rules_of,
 )
 
@@ -327,7 +328,7 @@ def on_gpu(make_engine: MakeEngine) -> OnGpu:
         "fp16/tensorrt": make_engine(by_hand.network(), precision="fp16", **target),
     }
     plan = engines["int8/tensorrt"]
-    nodes = onnx_nodes.read(plan.path / GRAPH, plan.spec.input)
+    nodes = onnx_nodes.read(plan.path / GRAPH, request_of(plan))
 
     def findings_on(
         *times_us: float, request_us: float = 0.0, unquantized_us: float = 1e6, **peaks: float
@@ -358,6 +359,23 @@ def test_fp32_in_int8_on_a_gpu(on_gpu: OnGpu) -> None:
         "38 % of the time is in 2 nodes that stayed in fp32: __myl_Mean_myl0_0, head (1 kgen, 1 gemm)"
     )
     assert "fp32-in-int8" not in on_gpu(1, 40, 40, 1, 40, 1, 1)
+
+
+def test_kinds_of_layers_are_told_by_their_time_and_the_rest_counted() -> None:
+    layers = [
+        LayerRoofline(Layer(op, op, "fp32", 1, 0, 0, time_us), 0.0, 0.0)
+        for op, time_us in (
+            ("Add", 1),
+            ("Mul", 9),
+            ("Mul", 9),
+            ("Pow", 8),
+            ("Sin", 7),
+            ("Neg", 6),
+            ("Cos", 0.5),
+        )
+    ]
+    assert rules._ops(layers) == "2 Mul, 1 Pow, 1 Sin, 1 Neg and 2 others"
+    assert rules._ops(layers[:2]) == "1 Mul, 1 Add"
 
 
 def test_conversions_and_copies_on_a_gpu(on_gpu: OnGpu) -> None:

@@ -11,8 +11,9 @@ from hpml.artifacts.diagnosis import DiagnosisSpec
 from hpml.components.diagnose import onnx_nodes
 from hpml.components.diagnose.config import DiagnoseConfig
 from hpml.components.diagnose.profilers import openvino_profile
+from hpml.targets.onnx_session import single_requests
 from hpml.targets.openvino import OpenVinoSession, RuntimeLayer
-from tests.components.diagnose.conftest import MakeEngine, Network
+from tests.components.diagnose.conftest import MakeEngine, Network, request_of, shape_of
 
 QUICK = DiagnoseConfig(requests=20, seconds=0.2)
 Diagnose = Callable[..., DiagnosisSpec]
@@ -25,14 +26,16 @@ def network() -> Network:
 @pytest.mark.parametrize("activations", ["", "uint8", "int8"])
 def test_every_operation_is_counted_once(make_engine: MakeEngine, activations: str) -> None:
     engine = make_engine(network(), activations=activations, target="openvino")
-    file, spec = engine.path / "model.onnx", engine.spec.input
+    file = engine.path / "model.onnx"
     session = OpenVinoSession(file, threads=1, float_precision="fp32")
-    x_nchw = np.random.default_rng(0).standard_normal((4, *spec.shape_chw), np.float32)
-    profile = openvino_profile.profile(session, file, spec, x_nchw, config=QUICK)
+    x_nchw = np.random.default_rng(0).standard_normal((4, *shape_of(engine)), np.float32)
+    profile = openvino_profile.profile(session, file, single_requests({"x_nchw": x_nchw}), config=QUICK)
     products = [layer for layer in profile.layers if layer.channels.outputs]
     assert [layer.name for layer in products] == ["conv0", "conv2", "conv4", "conv7", "head"]
-    assert {layer.precision for layer in products} == {"int8" if activations else "fp32"}
-    counted = sum(node.flops or 0 for node in onnx_nodes.read(file, spec).values())
+    # Of signed activations OpenVINO computes some layers in fp32, depending on the CPU.
+    expected = {"": {"fp32"}, "uint8": {"int8"}, "int8": {"int8", "fp32"}}
+    assert {layer.precision for layer in products} <= expected[activations]
+    counted = sum(node.flops or 0 for node in onnx_nodes.read(file, request_of(engine)).values())
     in_layers = sum(layer.flops for layer in profile.layers)
     assert counted * 0.95 < in_layers <= counted  # int8: a ReLU that became a clipping is no operation
     assert sum(layer.time_us for layer in profile.layers) > 0
@@ -52,10 +55,10 @@ def test_times_are_those_of_the_middle_compilations(make_engine: MakeEngine) -> 
 
     compilations = [told(time_us) for time_us in (9.0, 7.0, 500.0, 8.0, 1.0)]
     file = engine.path / "model.onnx"
-    [layer] = openvino_profile.layers_of(compilations, file, engine.spec.input).layers
+    [layer] = openvino_profile.layers_of(compilations, file, request_of(engine)).layers
     assert (layer.name, layer.time_us, layer.channels.outputs) == ("conv0", 8.0, 4)
     assert layer.activation_bytes == 4 * (3 + 4) * 8 * 8  # a batch of -1 is 1
-    unseen = openvino_profile.layers_of([told(0.0)] * 5, file, engine.spec.input)
+    unseen = openvino_profile.layers_of([told(0.0)] * 5, file, request_of(engine))
     assert "too short for OpenVINO's profile" in unseen.notes[0]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from collections.abc import Sequence
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -17,18 +18,20 @@ from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.model import ModelSpec
-from hpml.artifacts.model_input import InputSpec
 from hpml.components.diagnose import onnx_nodes
 from hpml.components.diagnose.config import DiagnoseConfig
 from hpml.components.diagnose.layers import Channels, Layer, Profile
-from hpml.components.diagnose.onnx_nodes import GraphNode
+from hpml.components.diagnose.onnx_nodes import Feeds, GraphNode
 from hpml.components.diagnose.profilers import tensorrt_profile
 from hpml.core.errors import StageFailed
 from hpml.targets import TensorRT
 from hpml.targets.onnx_graph import export_graph, save_graph, to_fp16
+from hpml.targets.onnx_session import single_requests
 from hpml.targets.tensorrt import GRAPH, without_weights
+from hpml.tasks import task_of
+from hpml.tasks.judging import rows_of
 from tests.components.diagnose import tensorrt_by_hand as by_hand
-from tests.components.diagnose.conftest import Diagnose, MakeEngine, make_gpu_peaks
+from tests.components.diagnose.conftest import Diagnose, MakeEngine, make_gpu_peaks, request_of
 
 GPU = "cuda NVIDIA H200"
 
@@ -43,7 +46,7 @@ def plan(make_engine: MakeEngine) -> Artifact[EngineSpec]:
 
 @pytest.fixture(scope="module")
 def nodes(plan: Artifact[EngineSpec]) -> dict[str, GraphNode]:
-    return onnx_nodes.read(plan.path / GRAPH, plan.spec.input)
+    return onnx_nodes.read(plan.path / GRAPH, request_of(plan))
 
 
 def by_name(profile: Profile) -> dict[str, Layer]:
@@ -68,15 +71,15 @@ def test_a_graph_without_its_weights_says_the_same_of_its_nodes(
 ) -> None:
     from hpml import models
 
-    spec = small_model.spec.input
+    request = {"x_nchw": np.zeros((1, 1, 8, 8), np.float32)}
     whole, outline = tmp_path / "whole.onnx", tmp_path / "outline.onnx"
-    save_graph(export_graph(models.load(small_model), spec, opset=20), whole)
+    save_graph(export_graph(models.load(small_model), small_model.spec.operations[0], opset=20), whole)
     if precision == "fp16":
         save_graph(to_fp16(onnx.load(whole)), whole)
     save_graph(without_weights(onnx.load(whole)), outline)
     assert outline.stat().st_size < 0.1 * whole.stat().st_size
-    found = onnx_nodes.read(outline, spec)
-    assert found == onnx_nodes.read(whole, spec)
+    found = onnx_nodes.read(outline, request)
+    assert found == onnx_nodes.read(whole, request)
     products = [node for node in found.values() if node.is_product]
     assert sum(node.flops or 0 for node in products) == 2 * small_model.spec.macs
     assert all(node.layer and node.weights for node in products)
@@ -96,8 +99,7 @@ def test_a_node_whose_shape_cannot_be_inferred_is_told_from_one_without_arithmet
     )
     opsets = [helper.make_opsetid("", 20), helper.make_opsetid("their.own", 1)]
     onnx.save(helper.make_model(graph, opset_imports=opsets), tmp_path / "graph.onnx")
-    spec = InputSpec(shape_chw=(1, 1, 4), mean=(0.5,), std=(0.25,))
-    found = onnx_nodes.read(tmp_path / "graph.onnx", spec)
+    found = onnx_nodes.read(tmp_path / "graph.onnx", {"x_nchw": np.zeros((1, 4), np.float32)})
     assert {name: node.flops for name, node in found.items()} == {"theirs": None, "after": None, "same": 0}
     profile = tensorrt_profile.layers_of([], json.dumps({"Layers": []}), found)
     assert profile.notes == ("operations without known shapes are not counted (2): theirs, after",)
@@ -216,13 +218,13 @@ class HandWritten:
     def __init__(self) -> None:
         self.rows = 0
 
-    def predict(self, x_nchw: np.ndarray) -> np.ndarray:
-        return np.zeros((len(x_nchw), 10), np.float32)
+    def run(self, feeds: Feeds, operation: str = "predict") -> dict[str, np.ndarray]:
+        return {"logits": np.zeros((len(feeds["x_nchw"]), 10), np.float32)}
 
-    def profiled(self, x_nchw: np.ndarray, *, requests: int) -> tuple[Any, str]:
-        self.rows = len(x_nchw)
+    def profiled(self, requests: Sequence[Feeds], *, count: int) -> tuple[Any, str]:
+        self.rows = len(requests)
         first = [[(name, 100 * ms) for name, ms in reports] for reports in by_hand.inferences(count=10)]
-        return first + by_hand.inferences(count=requests - 10), by_hand.inspected()
+        return first + by_hand.inferences(count=count - 10), by_hand.inspected()
 
 
 def test_the_stage_puts_a_plan_under_the_peaks_of_the_gpu(
@@ -269,18 +271,17 @@ def test_a_real_plan(
     small_model: Artifact[ModelSpec], digits_data: Artifact[DatasetSpec], run_stage: Any, precision: Any
 ) -> None:
     from hpml.components.export import stage as export
-    from hpml.tasks.images import load_split, to_x_nchw
 
     config = TensorRT(float_precision=precision, max_batch=8)
     engine = run_stage(export.run, config, model=small_model, data=digits_data)
-    images_nhwc, _ = load_split(digits_data, "test")
-    x_nchw = to_x_nchw(images_nhwc[:4], small_model.spec.input)
+    task = task_of(small_model.spec.task)
+    feeds = task.features(rows_of(task.stored(digits_data, "validation"), slice(4)))
     session: Any = config.load(engine.path, engine.spec, threads=1)
-    before = session.predict(x_nchw)
+    before = session.run(feeds)["logits"]
     profile = tensorrt_profile.profile(
-        session, engine.path / GRAPH, small_model.spec.input, x_nchw, config=DiagnoseConfig(requests=20)
+        session, engine.path / GRAPH, single_requests(feeds), config=DiagnoseConfig(requests=20)
     )
-    np.testing.assert_allclose(session.predict(x_nchw), before, atol=1e-6)
+    np.testing.assert_allclose(session.run(feeds)["logits"], before, atol=1e-6)
     assert profile.notes == ()
     assert all(layer.time_us > 0 and layer.formats for layer in profile.layers)
     products = [layer for layer in profile.layers if layer.channels.outputs]

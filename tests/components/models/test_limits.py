@@ -16,11 +16,11 @@ from hpml import models
 from hpml.artifacts.model import ArchitectureSpec
 from hpml.core import memory
 from hpml.core.errors import ConfigInvalid, HpmlError, explained
-from hpml.models import limits
+from tests.image_tasks import image_task
 
 
 def build(name: str, **arguments: Any) -> torch.nn.Module:
-    return models.build(ArchitectureSpec(name=name, arguments=arguments), in_channels=1, num_classes=10)
+    return models.build(ArchitectureSpec(name=name, arguments=arguments), image_task())
 
 
 @pytest.fixture
@@ -100,7 +100,7 @@ def test_building_within_limits_draws_the_same_weights() -> None:
 def test_code_that_does_not_end_is_ended(
     code: str, said: str, users: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(limits, "BUILD_S", 0.2)
+    monkeypatch.setattr(models, "BUILD_S", 0.2)
     with pytest.raises(ConfigInvalid, match=said):
         build(users(code))
 

@@ -14,17 +14,17 @@ from torch import Tensor, nn
 from hpml import models
 from hpml.artifacts.folder import Artifact
 from hpml.artifacts.model import ArchitectureSpec, ModelSpec
-from hpml.artifacts.model_input import InputSpec
 from hpml.core.errors import ConfigInvalid, StageFailed
 from hpml.models.channel_plan import apply_channel_plan, channel_plan, layer_sizes
+from tests.image_tasks import image_task
 
-INPUT = InputSpec(shape_chw=(3, 32, 32), mean=(0.0,) * 3, std=(1.0,) * 3)
+TASK = image_task((3, 32, 32))
 
 
 def built(name: str, **arguments: int) -> nn.Module:
     torch.manual_seed(0)
     spec = ArchitectureSpec(name=name, arguments=dict(arguments))
-    return models.build(spec, in_channels=3, num_classes=10)
+    return models.build(spec, TASK)
 
 
 @pytest.mark.parametrize(
@@ -44,7 +44,7 @@ def built(name: str, **arguments: int) -> nn.Module:
 def test_size_and_work(name: str, arguments: dict[str, int], parameters: int, macs: int) -> None:
     model = built(name, **arguments).train()
     assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 10)
-    assert models.count(model, INPUT) == (parameters, macs)
+    assert models.count(model, TASK) == (parameters, macs)
     assert model.training
 
 
@@ -129,7 +129,7 @@ def test_a_plan_rebuilds_the_narrower_network_exactly(name: str) -> None:
     rebuilt.load_state_dict(small.state_dict())
     x = torch.rand(2, 3, 32, 32)
     assert torch.equal(rebuilt.eval()(x), small.eval()(x))
-    assert models.count(rebuilt, INPUT) == models.count(small, INPUT)
+    assert models.count(rebuilt, TASK) == models.count(small, TASK)
 
 
 def test_a_plan_names_only_what_changed() -> None:

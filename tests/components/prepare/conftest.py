@@ -14,10 +14,9 @@ from PIL import Image
 from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.folder import Artifact
 from hpml.components.prepare import stage
-from hpml.components.prepare.sources import AnySource
-from hpml.components.prepare.sources.digits import Digits
 from hpml.core.contract import Output, validate
-from hpml.tasks.images import load_split
+from hpml.tasks import AnySource, task_of
+from hpml.tasks.image_classification.sources.digits import Digits
 
 Prepare = Callable[..., Artifact[DatasetSpec]]
 
@@ -44,7 +43,7 @@ def out(tmp_path: Path) -> Output:
 def digits(tmp_path_factory: pytest.TempPathFactory) -> tuple[NDArray[np.uint8], NDArray[np.int64]]:
     """100 distinct 8x8 digits, uint8 (100, 8, 8), ten of each class in turn, and their labels."""
     place = tmp_path_factory.mktemp("digits")
-    loaded = Digits().load(Output(place, place)).train
+    loaded = Digits().load(Output(place, place)).splits["train"]
     rows = np.concatenate([np.flatnonzero(loaded.labels == label)[:10] for label in range(10)])
     rows = rows.reshape(10, 10).T.ravel()
     return loaded.images_nhwc[rows, :, :, 0], loaded.labels[rows]
@@ -64,5 +63,25 @@ def image_folder(digits: tuple[NDArray[np.uint8], NDArray[np.int64]], tmp_path: 
 
 @pytest.fixture
 def splits_of() -> Callable[[Artifact[DatasetSpec]], dict[str, tuple[NDArray[Any], NDArray[Any]]]]:
-    """Images and labels of both splits of an artifact."""
-    return lambda data: {name: load_split(data, name) for name in data.spec.splits}
+    """Images and labels of all splits of an artifact."""
+
+    def read(data: Artifact[DatasetSpec]) -> dict[str, tuple[NDArray[Any], NDArray[Any]]]:
+        task = task_of(data.spec.task)
+        stored = {name: task.stored(data, name) for name in data.spec.splits}
+        return {name: (arrays["images"], arrays["labels"]) for name, arrays in stored.items()}
+
+    return read
+
+
+@pytest.fixture
+def training_of(
+    splits_of: Callable[[Artifact[DatasetSpec]], dict[str, tuple[NDArray[Any], NDArray[Any]]]],
+) -> Callable[[Artifact[DatasetSpec]], tuple[NDArray[Any], NDArray[Any]]]:
+    """Images and labels that were given for training: the train split and the validation split, in one."""
+
+    def read(data: Artifact[DatasetSpec]) -> tuple[NDArray[Any], NDArray[Any]]:
+        splits = splits_of(data)
+        images, labels = zip(splits["train"], splits["validation"], strict=True)
+        return np.concatenate(images), np.concatenate(labels)
+
+    return read

@@ -12,9 +12,10 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from hpml.components.prepare.sources import Folder, Npz
 from hpml.core.contract import Output
 from hpml.core.errors import StageFailed
+from hpml.tasks.image_classification.sources import Folder, Npz
+from hpml.tasks.image_classification.sources.webdataset import WebDataset
 
 
 @pytest.fixture(scope="module")
@@ -55,7 +56,7 @@ def test_a_folder_of_objects_is_the_folder(s3: Any, digits: Path, tmp_path: Path
     (tmp_path / "local").mkdir()
     here = Folder(path=digits).load(out(tmp_path / "local"))
     assert there.class_names == here.class_names == ("one", "zero")
-    np.testing.assert_array_equal(there.train.images_nhwc, here.train.images_nhwc)
+    np.testing.assert_array_equal(there.splits["train"].images_nhwc, here.splits["train"].images_nhwc)
 
 
 def test_an_archive_is_one_object(s3: Any, digits: Path, tmp_path: Path) -> None:
@@ -63,7 +64,23 @@ def test_an_archive_is_one_object(s3: Any, digits: Path, tmp_path: Path) -> None
         archive.add(digits, arcname=".")
     s3.upload_file(str(tmp_path / "digits.tar.gz"), "data", "archives/digits.tar.gz")
     there = Folder(path="s3://data/archives/digits.tar.gz").load(out(tmp_path))
-    assert len(there.train.labels) == 6
+    assert len(there.splits["train"].labels) == 6
+
+
+@pytest.mark.parametrize("path", ["s3://data/shards", "s3://data/shards/train-{0..1}.tar"])
+def test_shards_of_a_prefix_or_a_pattern(path: str, s3: Any, digits: Path, tmp_path: Path) -> None:
+    for number in range(2):
+        with tarfile.open(tmp_path / "shard.tar", "w") as shard:
+            for label in ("zero", "one"):
+                shard.add(digits / label / f"{number}.png", arcname=f"{label}.png")
+                (tmp_path / "label").write_text(label)
+                shard.add(tmp_path / "label", arcname=f"{label}.cls")
+        s3.upload_file(str(tmp_path / "shard.tar"), "data", f"shards/train-{number}.tar")
+    source = WebDataset(path=path)
+    loaded = source.load(out(tmp_path))
+    assert loaded.class_names == ("one", "zero")
+    assert loaded.splits["train"].labels.tolist() == [1, 0, 1, 0]
+    assert source.fingerprint() == WebDataset(path=path).fingerprint() != ""
 
 
 def test_arrays_and_what_became_of_them(s3: Any, tmp_path: Path) -> None:
@@ -73,7 +90,7 @@ def test_arrays_and_what_became_of_them(s3: Any, tmp_path: Path) -> None:
         s3.upload_file(str(tmp_path / "arrays.npz"), "data", "arrays.npz")
         folder = tmp_path / str(value)
         folder.mkdir()
-        assert source.load(out(folder)).train.images_nhwc.max() == value
+        assert source.load(out(folder)).splits["train"].images_nhwc.max() == value
         if value == 1:
             before = source.fingerprint()
             assert before == source.fingerprint()

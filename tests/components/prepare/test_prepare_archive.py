@@ -14,9 +14,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from hpml.components.prepare import archive as archives
-from hpml.components.prepare.archive import extract
 from hpml.core.errors import StageFailed
+from hpml.data_files import archive as archives
+from hpml.data_files.archive import extract
 
 NOISE = np.random.default_rng(0).bytes(300_000)  # does not compress
 Member = tuple[str, bytes | None]

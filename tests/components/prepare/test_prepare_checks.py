@@ -16,11 +16,16 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hpml.components.prepare.arrays import channel_statistics, new_images_file, padded_shape, write_split
-from hpml.components.prepare.checks import refuse
-from hpml.components.prepare.sources.base import Images
-from hpml.components.prepare.splits import Split, stratified, whole
 from hpml.core.errors import ExitCode, StageFailed
+from hpml.tasks.image_classification.data.arrays import (
+    channel_statistics,
+    new_images_file,
+    padded_shape,
+    write_split,
+)
+from hpml.tasks.image_classification.data.checks import refuse
+from hpml.tasks.image_classification.data.loaded import Images
+from hpml.tasks.image_classification.data.splits import Split, divided, whole
 
 # -------------------------------------------------------------------------------------------------- the split
 
@@ -29,36 +34,51 @@ FRACTION = st.floats(0.01, 0.99)
 SEED = st.integers(0, 2**32)
 
 
+def of_labels(labels: Any) -> Split:
+    """All rows of images that differ in their labels alone."""
+    names = [str(row) for row in range(len(labels))]
+    return whole(Images(np.zeros((len(labels), 1, 1, 1), np.uint8), labels, names))
+
+
 @given(LABELS, FRACTION, SEED)
 def test_every_row_is_in_exactly_one_split(labels: Any, fraction: float, seed: int) -> None:
-    train, test = stratified(labels, test_fraction=fraction, seed=seed)
-    assert sorted([*train, *test]) == list(range(len(labels)))
+    kept, taken = divided(of_labels(labels), fraction=fraction, seed=seed)
+    assert sorted([*kept.rows, *taken.rows]) == list(range(len(labels)))
+
+
+@given(LABELS, FRACTION, FRACTION, SEED)
+def test_what_is_divided_twice_is_three_splits_of_all_rows(
+    labels: Any, of_test: float, of_validation: float, seed: int
+) -> None:
+    rest, test = divided(of_labels(labels), fraction=of_test, seed=seed)
+    train, validation = divided(rest, fraction=of_validation, seed=seed)
+    assert sorted([*train.rows, *validation.rows, *test.rows]) == list(range(len(labels)))
+    assert np.array_equal(validation.labels, labels[validation.rows])
 
 
 @given(LABELS, FRACTION, SEED)
 def test_every_class_is_divided_alike_and_is_on_both_sides(labels: Any, fraction: float, seed: int) -> None:
-    _, test = stratified(labels, test_fraction=fraction, seed=seed)
+    _, taken = divided(of_labels(labels), fraction=fraction, seed=seed)
     for label in np.unique(labels):
         rows = (labels == label).sum()
-        test_rows = (labels[test] == label).sum()
+        taken_rows = (taken.labels == label).sum()
         if rows >= 2:
-            assert 1 <= test_rows <= rows - 1
-            assert abs(test_rows - rows * fraction) <= 1
+            assert 1 <= taken_rows <= rows - 1
+            assert abs(taken_rows - rows * fraction) <= 1
         else:
-            assert test_rows == 0
+            assert taken_rows == 0
 
 
 @given(LABELS, FRACTION, SEED)
 def test_the_split_depends_on_the_seed_alone(labels: Any, fraction: float, seed: int) -> None:
-    first = stratified(labels, test_fraction=fraction, seed=seed)
-    again = stratified(labels.copy(), test_fraction=fraction, seed=seed)
-    assert all(np.array_equal(a, b) for a, b in zip(first, again, strict=True))
+    first = divided(of_labels(labels), fraction=fraction, seed=seed)
+    again = divided(of_labels(labels.copy()), fraction=fraction, seed=seed)
+    assert all(np.array_equal(a.rows, b.rows) for a, b in zip(first, again, strict=True))
 
 
 def test_the_rows_of_a_split_are_in_a_random_order() -> None:
-    labels = np.repeat(np.arange(10), 100)
-    for rows in stratified(labels, test_fraction=0.2, seed=0):
-        assert len(set(labels[rows[:40]])) > 5
+    for split in divided(of_labels(np.repeat(np.arange(10), 100)), fraction=0.2, seed=0):
+        assert len(set(split.labels[:40])) > 5
 
 
 # ---------------------------------------------------------------------------------------- padding, statistics
@@ -147,10 +167,11 @@ def test_an_image_in_both_splits_is_refused_by_its_rows(
     poisoned: Callable[..., Path], prepare: Callable[..., Any]
 ) -> None:
     with pytest.raises(
-        StageFailed, match="also for training: 2 rows: x_train row 3 = x_test row 3, "
+        StageFailed, match=r"in several splits: 2 rows: x_train row .* = x_test row "
     ) as caught:
         prepare(source="npz", path=poisoned(copies={73: 3, 84: 14}))
-    assert "x_train row 14 = x_test row 14" in str(caught.value)
+    for row in (3, 14):
+        assert f"x_train row {row} = x_test row {row}" in str(caught.value)
     assert "`duplicates: drop`" in str(caught.value)
 
 
@@ -158,7 +179,10 @@ def test_an_image_under_two_labels_is_refused_by_its_rows(
     poisoned: Callable[..., Path], prepare: Callable[..., Any]
 ) -> None:
     file = poisoned(copies={13: 3}, relabel={13: 4})
-    with pytest.raises(StageFailed, match="under several labels: 1 row: x_train row 3 = x_train row 13 "):
+    with pytest.raises(
+        StageFailed,
+        match=r"under several labels: 1 row: x_train row (3 = x_train row 13|13 = x_train row 3) ",
+    ):
         prepare(source="npz", path=file)
 
 
@@ -170,19 +194,24 @@ def test_only_the_first_of_many_rows_are_listed_and_all_are_counted(
 
 
 def test_drop_takes_leaked_rows_out_of_train_and_conflicting_ones_out_of_both(
-    poisoned: Callable[..., Path], prepare: Callable[..., Any], splits_of: Callable[..., Any]
+    poisoned: Callable[..., Path],
+    prepare: Callable[..., Any],
+    splits_of: Callable[..., Any],
+    training_of: Callable[..., Any],
 ) -> None:
     file = poisoned(copies={73: 3, 15: 5, 85: 25}, relabel={15: 6, 85: 9})
     data = prepare(source="npz", path=file, duplicates="drop")
     assert data.spec.notes == (
         "dropped 4 rows whose image is also under another label",
-        "dropped 1 train rows whose image is also in the test split",
+        "dropped 1 rows whose image is also in another split",
     )
     assert data.manifest.metrics["dropped_rows"] == 5
     before = np.load(file)
     splits = splits_of(data)
-    assert np.array_equal(splits["train"][0][..., 0], np.delete(before["x_train"], [3, 5, 15, 25], axis=0))
-    assert np.array_equal(splits["train"][1], np.delete(before["y_train"], [3, 5, 15, 25]))
+    images, labels = training_of(data)
+    found = sorted(zip(map(bytes, images), labels.tolist(), strict=True))
+    left = [np.delete(before[name], [3, 5, 15, 25], axis=0) for name in ("x_train", "y_train")]
+    assert found == sorted(zip(map(bytes, left[0]), left[1].tolist(), strict=True))
     assert np.array_equal(splits["test"][0][..., 0], np.delete(before["x_test"], [15], axis=0))
 
 
@@ -192,7 +221,10 @@ def test_a_repeat_within_train_is_counted_and_harmless(
     data = prepare(source="npz", path=poisoned(copies={13: 3, 23: 3}))
     assert data.manifest.metrics["repeated_train_rows"] == 2
     assert data.manifest.metrics["dropped_rows"] == 0
-    assert data.spec.notes == ()
+    splits = data.spec.splits
+    left_out = 70 - splits["train"].rows - splits["validation"].rows  # of validation: train has them, too
+    note = f"left {left_out} rows out of validation whose image is also in train"
+    assert data.spec.notes == ((note,) if left_out else ())
 
 
 def test_a_class_that_dropping_empties_is_refused(

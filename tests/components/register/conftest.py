@@ -13,13 +13,17 @@ import pytest
 
 from hpml.artifacts.core_state import CoreState
 from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.evaluation import EvaluationSpec
 from hpml.artifacts.folder import Artifact, Lineage, open_artifact, seal_artifact
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
-from hpml.artifacts.model_input import InputSpec
+from hpml.artifacts.metric import ACCURACY_TOP1
 from hpml.components.select import stage as select
 from hpml.core import hardware
 from hpml.measuring.goals import Goals
+from tests.image_tasks import image_task
+
+TASK = image_task(classes=3)
 
 
 def lineage(**parents: str) -> Lineage:
@@ -41,6 +45,17 @@ class Chosen:
 
     engine: Artifact[EngineSpec]
     measured: Artifact[MeasurementsSpec]
+    evaluation: Artifact[EvaluationSpec]
+
+    @property
+    def inputs(self) -> dict[str, Artifact[Any]]:
+        """By the names of register's parameters."""
+        return vars(self)
+
+    @property
+    def paths(self) -> dict[str, str]:
+        """Likewise, where they lie."""
+        return {name: str(artifact.path) for name, artifact in self.inputs.items()}
 
 
 def _engine(place: Path, content: bytes) -> Artifact[EngineSpec]:
@@ -53,8 +68,8 @@ def _engine(place: Path, content: bytes) -> Artifact[EngineSpec]:
         file="model.onnx",
         precision="int8",
         methods=("prune", "quantize"),
-        input=InputSpec(shape_chw=(1, 8, 8), mean=(0.5,), std=(0.5,)),
-        class_names=("a", "b", "c"),
+        task=TASK.model_dump(mode="json"),
+        operations=TASK.operations(),
         identity={"runtime": "onnxruntime 1.0"},
         size_bytes=len(content),
     )
@@ -72,11 +87,26 @@ def _figures(engine: Artifact[EngineSpec], p50: float) -> EngineFigures:
         size_bytes=engine.spec.size_bytes,
         parameters=10,
         macs=10,
-        accuracy_top1=Interval(value=0.97, low=0.96, high=0.98),
+        quality={"accuracy_top1": Interval(value=0.97, low=0.96, high=0.98)},
         latency_ms_p50=latency,
         latency_ms_p90=latency,
         latency_ms_p99=latency,
     )
+
+
+def _evaluation(place: Path, engine_digest: str) -> Artifact[EvaluationSpec]:
+    place.mkdir()
+    spec = EvaluationSpec(
+        test_split="once",
+        engine="int8/onnx",
+        engine_digest=engine_digest,
+        reference="eager",
+        rows=500,
+        metrics=(ACCURACY_TOP1,),
+        quality={"accuracy_top1": Interval(value=0.96, low=0.95, high=0.97)},
+    )
+    seal_artifact(place, spec=spec, metrics={}, lineage=lineage())
+    return open_artifact(place, kind="evaluation")
 
 
 @pytest.fixture
@@ -120,7 +150,8 @@ def choose(tmp_path: Path, run_stage: Callable[..., Artifact[Any]]) -> Callable[
         seal_artifact(place, spec=spec, metrics={}, lineage=lineage(data=data, **parents))
         measured = open_artifact(place, kind="measurements")
         engine = run_stage(select.run, goals or Goals(), measured=measured, engines=engines)
-        return Chosen(engine, measured)
+        evaluation = _evaluation(tmp_path / f"evaluation-{count}", engines["int8/onnx"].digest)
+        return Chosen(engine, measured, evaluation)
 
     return make
 

@@ -16,8 +16,10 @@ import pytest
 from pydantic import ValidationError
 
 from hpml.artifacts.folder import Artifact, open_artifact
+from hpml.artifacts.interval import Interval
 from hpml.artifacts.registration import RegistrationSpec
 from hpml.components.register import stage as register
+from hpml.components.register.champion import STANDING_TAG, Standing, judge
 from hpml.components.register.config import RegisterConfig
 from hpml.components.register.references import references
 from hpml.core.errors import ConfigInvalid, ExitCode, StageFailed, Unavailable
@@ -34,7 +36,7 @@ Choose = Callable[..., Any]
 @pytest.fixture
 def register_engine(run_stage: RunStage) -> Callable[[Any], RegistrationSpec]:
     def run(chosen: Any) -> RegistrationSpec:
-        artifact = run_stage(register.run, CONFIG, engine=chosen.engine, measured=chosen.measured)
+        artifact = run_stage(register.run, CONFIG, **chosen.inputs)
         spec: RegistrationSpec = artifact.spec
         assert artifact.manifest.metrics == {
             "version": spec.version,
@@ -67,6 +69,8 @@ def test_the_first_version_is_the_champion_and_says_where_it_comes_from(
     assert tags["hpml.methods"] == "prune, quantize" and tags["team"] == "vision"
     assert tags["hpml.latency_ms_p50"] == "1 (0.95 to 1.05)"
     assert tags["hpml.accuracy_top1"] == "0.97 (0.96 to 0.98)"
+    assert tags["hpml.test_accuracy_top1"] == "0.96 (0.95 to 0.97)"
+    assert (tags["hpml.test_rows"], tags["hpml.test_split_read"]) == ("500", "once")
     assert json.loads(tags["hpml.goals"]) == Goals().model_dump()
     assert json.loads(tags["hpml.measured_on"])["cpu"] == "a CPU"
     assert json.loads(tags["hpml.parents"])["measured"] == chosen.measured.digest
@@ -120,9 +124,9 @@ def test_the_same_engine_is_the_same_version_with_its_last_figures(
         ({"p50": 2.0}, False, "the champion stays, it is better: latency p50 2 ms"),
         ({"p50": 0.95}, False, "the champion stays, the difference is within the noise"),
         (
-            {"p50": 0.5, "goals": Goals(max_accuracy_drop=0.02)},
+            {"p50": 0.5, "goals": Goals(max_quality_loss=0.02)},
             False,
-            'it was chosen under other goals, {"max_accuracy_drop":0.01}',
+            'it was chosen under other goals, {"max_quality_loss":0.01}',
         ),
         ({"p50": 0.5, "cpu": "another CPU"}, False, "measured with another cpu, 'a CPU', not 'another CPU'"),
         ({"p50": 0.5, "data": "d2"}, False, "measured with another dataset"),
@@ -205,6 +209,34 @@ def test_the_champion_is_judged_in_each_state_of_the_cores(
     assert champion(registry) == (2 if moves else 1)
 
 
+def test_a_champion_of_before_there_were_tasks_is_compared() -> None:
+    """Its goals and figures have other names."""
+    latency_ms = {"value": 1.0, "low": 0.95, "high": 1.05}
+    standing = {
+        "goals": {"max_accuracy_drop": 0.01, "objective": "latency_ms_p50"},
+        "conditions": {"cpu": "a CPU"},
+        "figures": {
+            "status": "measured",
+            "target": "onnx",
+            "precision": "fp32",
+            "methods": [],
+            "size_bytes": 10,
+            "parameters": 10,
+            "macs": 10,
+            "accuracy_top1": {"value": 0.97, "low": 0.96, "high": 0.98},
+            "latency_ms_p50": latency_ms,
+            "throughput": [{"batch": 8, "images_per_s": {"value": 9, "low": 8, "high": 10}}],
+        },
+    }
+    tags = {STANDING_TAG: json.dumps(standing)}
+    of_before = Standing.model_validate_json(tags[STANDING_TAG])
+    faster = Interval(value=0.5, low=0.45, high=0.55)
+    figures = of_before.figures.model_copy(update={"latency_ms_p50": faster})
+    moves, reason = judge(Standing(goals=Goals(), conditions={"cpu": "a CPU"}, figures=figures), tags)
+    assert moves, reason
+    assert figures.quality["accuracy_top1"].value == 0.97 and figures.throughput[0].rows_per_s.value == 9
+
+
 def test_a_champion_that_someone_else_made_stays(registry: str, choose: Choose, register_engine: Any) -> None:
     theirs = client(registry)
     theirs.create_registered_model("digits")
@@ -244,8 +276,8 @@ def test_a_deleted_registry_is_filled_anew(
 def command(chosen: Any, out: Path, name: str = "digits") -> list[str]:
     """The command line of the stage's container."""
     config = RegisterConfig(model_name=name).model_dump_json()
-    engine, measured = str(chosen.engine.path), str(chosen.measured.path)
-    flags = ["--config", config, "--engine", engine, "--measured", measured, "--out", str(out)]
+    inputs = [part for input_, path in chosen.paths.items() for part in (f"--{input_}", path)]
+    flags = ["--config", config, *inputs, "--out", str(out)]
     return [sys.executable, "-m", "hpml.components", "register", *flags]
 
 
@@ -265,7 +297,7 @@ def test_no_registry_named(choose: Choose, run_stage: RunStage, monkeypatch: pyt
     chosen = choose()
     monkeypatch.delenv("MLFLOW_TRACKING_URI", raising=False)
     with pytest.raises(ConfigInvalid, match="set MLFLOW_TRACKING_URI"):
-        run_stage(register.run, CONFIG, engine=chosen.engine, measured=chosen.measured)
+        run_stage(register.run, CONFIG, **chosen.inputs)
 
 
 def test_a_registry_that_cannot_be_reached_is_one_line_without_credentials(
@@ -278,7 +310,7 @@ def test_a_registry_that_cannot_be_reached_is_one_line_without_credentials(
     job = {
         "run": "hpml.components.register.stage:run",
         "config": {"model_name": "digits"},
-        "inputs": {"engine": str(chosen.engine.path), "measured": str(chosen.measured.path)},
+        "inputs": chosen.paths,
         "out": str(tmp_path / "out"),
         "events": str(tmp_path / "events.jsonl"),
     }
@@ -301,7 +333,7 @@ def test_a_damaged_registry_is_named_with_what_to_do(
     file.write_bytes(content[:4096] + b"\xa5" * (len(content) - 4096))
     chosen = choose()
     with pytest.raises(Unavailable, match=r"is damaged: .* -> move .*mlflow.db away"):
-        run_stage(register.run, CONFIG, engine=chosen.engine, measured=chosen.measured)
+        run_stage(register.run, CONFIG, **chosen.inputs)
 
 
 def test_what_versions_refer_to_is_found(registry: str, choose: Choose, register_engine: Any) -> None:
@@ -322,20 +354,26 @@ def test_a_deleted_experiment_is_named(registry: str, choose: Choose, run_stage:
     theirs.delete_experiment(theirs.create_experiment("digits"))
     chosen = choose()
     with pytest.raises(Unavailable, match="experiment 'digits' is deleted -> restore it"):
-        run_stage(register.run, CONFIG, engine=chosen.engine, measured=chosen.measured)
+        run_stage(register.run, CONFIG, **chosen.inputs)
 
 
 def test_other_measurements_than_it_was_chosen_from(
     registry: str, choose: Choose, run_stage: RunStage
 ) -> None:
     with pytest.raises(StageFailed, match="chosen from other measurements"):
-        run_stage(register.run, CONFIG, engine=choose().engine, measured=choose().measured)
+        run_stage(register.run, CONFIG, **choose().inputs | {"measured": choose().measured})
+
+
+def test_the_score_of_another_engine(registry: str, choose: Choose, run_stage: RunStage) -> None:
+    other = choose(b"other weights").evaluation
+    with pytest.raises(StageFailed, match="another engine was scored on the test split"):
+        run_stage(register.run, CONFIG, **choose().inputs | {"evaluation": other})
 
 
 def test_names(registry: str, choose: Choose, run_stage: RunStage) -> None:
     chosen = choose()
     with pytest.raises(ConfigInvalid, match=r"set register\.model_name"):
-        run_stage(register.run, RegisterConfig(), engine=chosen.engine, measured=chosen.measured)
+        run_stage(register.run, RegisterConfig(), **chosen.inputs)
     for tags in ({"hpml.engine": "x"}, {"mlflow.user": "x"}, {"": "x"}, {"a\nb": "x"}):
         with pytest.raises(ValidationError):
             RegisterConfig(tags=tags)

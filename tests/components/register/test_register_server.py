@@ -66,7 +66,7 @@ def test_two_runs_register_at_once_over_http(
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server)
     chosen = choose(b"weights over http")
     config = RegisterConfig(model_name="served").model_dump_json()
-    inputs = ["--engine", str(chosen.engine.path), "--measured", str(chosen.measured.path)]
+    inputs = [part for name, path in chosen.paths.items() for part in (f"--{name}", path)]
     command = [sys.executable, "-m", "hpml.components", "register", "--config", config, *inputs]
     outs = [tmp_path / "out-1", tmp_path / "out-2"]
     both = [

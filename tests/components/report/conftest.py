@@ -15,13 +15,15 @@ import pytest
 from hpml.artifacts.dataset import DatasetSpec, SplitSpec
 from hpml.artifacts.diagnosis import DiagnosisSpec, EngineDiagnosis
 from hpml.artifacts.engine import EngineSpec
+from hpml.artifacts.evaluation import EvaluationSpec
 from hpml.artifacts.folder import Artifact, Lineage, open_artifact, seal_artifact
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import Conditions, EngineFigures, MeasurementsSpec, Throughput
+from hpml.artifacts.metric import ACCURACY_TOP1
 from hpml.artifacts.model import ArchitectureSpec, ModelSpec, QuantizationSpec
-from hpml.artifacts.model_input import InputSpec
 from hpml.artifacts.peaks import PeaksSpec
 from hpml.core.contract import Config
+from hpml.tasks.image_classification.task import ImageClassification
 
 REFERENCE, BEST_FP32 = "fp32/eager", "fp32/onnx"
 ROUNDS, REQUESTS = 20, 50
@@ -64,6 +66,7 @@ class Run:
     data: Artifact[DatasetSpec]
     peaks: Artifact[PeaksSpec]
     diagnosis: Artifact[DiagnosisSpec]
+    evaluation: Artifact[EvaluationSpec]
 
     @property
     def inputs(self) -> dict[str, Any]:
@@ -107,7 +110,7 @@ def _curves(epochs: int, accuracy: float, start: float) -> list[dict[str, float]
         {
             "epoch": epoch,
             "loss": start * math.exp(-1.9 * epoch / epochs) + 0.02,
-            "test_accuracy": accuracy - 0.4 * math.exp(-4 * epoch / epochs) * start / 2.3,
+            "validation_accuracy_top1": accuracy - 0.4 * math.exp(-4 * epoch / epochs) * start / 2.3,
         }
         for epoch in range(1, epochs + 1)
     ]
@@ -138,21 +141,21 @@ def make_run(tmp_path: Path) -> Callable[..., Run]:
         environment: dict[str, str] | None = None,
     ) -> Run:
         writer = _Writer(tmp_path)
-        inputs = InputSpec(shape_chw=(1, 32, 32), mean=(0.13,), std=(0.31,))
+        task = ImageClassification(
+            class_names=class_names, image_shape_hwc=(32, 32, 1), mean=(0.13,), std=(0.31,)
+        )
         data_spec = DatasetSpec(
-            class_names=class_names,
-            image_shape_hwc=(32, 32, 1),
+            task=task.model_dump(mode="json"),
             splits={
                 "train": SplitSpec(rows=4000, class_counts=(400,) * 10),
-                "test": SplitSpec(rows=1000, class_counts=(100,) * 10),
+                "validation": SplitSpec(rows=1000, class_counts=(100,) * 10),
+                "test": SplitSpec(rows=500, class_counts=(50,) * 10),
             },
-            mean=(0.13,),
-            std=(0.31,),
             source="mnist5k",
             licence="BSD-3-Clause",
         )
         data = writer.seal("prepare", data_spec, 1.4, {})
-        models = {"base": _model(writer, inputs, class_names, (), 0.981, 84.0, _curves(8, 0.981, 2.3))}
+        models = {"base": _model(writer, task, (), 0.981, 84.0, _curves(8, 0.981, 2.3))}
         engines = {}
         for name, variant in variants.items():
             own = name.rpartition("/")[0]
@@ -161,14 +164,13 @@ def make_run(tmp_path: Path) -> Callable[..., Run]:
             elif own not in models:
                 history = [] if variant.methods[-1] == "quantize" else _curves(4, variant.accuracy_top1, 0.6)
                 seconds = 41.0 if history else 2.2
-                models[own] = _model(
-                    writer, inputs, class_names, variant.methods, variant.accuracy_top1, seconds, history
-                )
-            engines[name] = _engine(writer, variant, inputs, class_names)
+                models[own] = _model(writer, task, variant.methods, variant.accuracy_top1, seconds, history)
+            engines[name] = _engine(writer, variant, task)
         measured = _measure(writer, variants, engines, environment)
         peaks = writer.seal("peaks", PeaksSpec(hardware={}, bandwidths=(), gemms=()), 14.2, {})
         diagnosis = writer.seal("diagnose", _diagnosis(variants), 6.3, {})
-        return Run(measured, engines, models, data, peaks, diagnosis)
+        evaluation = writer.seal("evaluate", _evaluation(variants), 0.9, {})
+        return Run(measured, engines, models, data, peaks, diagnosis, evaluation)
 
     return make
 
@@ -188,10 +190,24 @@ def _diagnosis(variants: dict[str, Variant]) -> DiagnosisSpec:
     )
 
 
+def _evaluation(variants: dict[str, Variant]) -> EvaluationSpec:
+    """The last variant that was built, half a point worse on the test split."""
+    chosen = [name for name, variant in variants.items() if not variant.reason][-1]
+    own, reference = (variants[name].accuracy_top1 - 0.005 for name in (chosen, REFERENCE))
+    return EvaluationSpec(
+        test_split="once",
+        engine=chosen,
+        reference=REFERENCE,
+        rows=500,
+        metrics=(ACCURACY_TOP1,),
+        quality={"accuracy_top1": _around(own, 0.005)},
+        reference_quality={"accuracy_top1": _around(reference, 0.005)},
+    )
+
+
 def _model(
     writer: _Writer,
-    inputs: InputSpec,
-    class_names: tuple[str, ...],
+    task: ImageClassification,
     methods: tuple[str, ...],
     accuracy: float,
     seconds: float,
@@ -206,20 +222,18 @@ def _model(
     )
     spec = ModelSpec(
         architecture=ArchitectureSpec(name="resnet18", arguments={"width": 16}),
-        input=inputs,
-        class_names=class_names,
+        task=task.model_dump(mode="json"),
+        operations=task.operations(),
         methods=methods,
         quantization=quantization if "quantize" in methods else None,
         parameters=698_714,
         macs=34_900_000,
-        accuracy_top1=accuracy,
+        quality={"accuracy_top1": accuracy},
     )
     return writer.seal("compress" if methods else "train", spec, seconds, {"history.json": history})
 
 
-def _engine(
-    writer: _Writer, variant: Variant, inputs: InputSpec, class_names: tuple[str, ...]
-) -> Artifact[EngineSpec]:
+def _engine(writer: _Writer, variant: Variant, task: ImageClassification) -> Artifact[EngineSpec]:
     runtime = "torch 2.13.0+cpu" if variant.target == "eager" else f"{variant.target} 1.31.0"
     spec = EngineSpec(
         target={"target": variant.target},
@@ -228,16 +242,16 @@ def _engine(
         file="model.onnx",
         precision="int8" if "quantize" in variant.methods else "fp32",
         methods=variant.methods,
-        input=inputs,
-        class_names=class_names,
+        task=task.model_dump(mode="json"),
+        operations=task.operations(),
         identity={"runtime": runtime, "device": "cpu"},
         notes=variant.notes,
         size_bytes=variant.size_bytes,
         parameters=698_714,
         macs=34_900_000,
-        accuracy_top1=variant.accuracy_top1,
+        quality={"accuracy_top1": variant.accuracy_top1},
         max_abs_error=2.1e-5,
-        top1_agreement=0.998,
+        agreement=0.998,
     )
     return writer.seal("export", spec, 3.1, {})
 
@@ -304,9 +318,9 @@ def _figures(
         **known,
         **percentiles,
         **speeds,
-        accuracy_top1=_around(variant.accuracy_top1, 0.005),
+        quality={"accuracy_top1": _around(variant.accuracy_top1, 0.005)},
         throughput=tuple(
-            Throughput(batch=batch, images_per_s=_around(1e3 * batch / float(np.median(of_batch))))
+            Throughput(batch=batch, rows_per_s=_around(1e3 * batch / float(np.median(of_batch))))
             for batch, of_batch in sorted(latencies.items())
         ),
         samples=latencies[1].size,

@@ -110,13 +110,21 @@ def test_every_figure_of_the_table_is_that_of_the_measurements(make_run: MakeRun
     rows = re.findall(r"<tr[^>]*>(.*?)</tr>", page.source)
     figures = made.measured.spec.engines["int8/onnx"]
     row = next(Page(row).text for row in rows if Page(row).text.startswith("int8/onnx"))
-    assert f"{100 * figures.accuracy_top1.value:.1f}" in row
+    assert f"{100 * figures.quality['accuracy_top1'].value:.1f}" in row
     assert f"{figures.latency_ms_p50.value:.3f}" in row
     assert f"{figures.latency_ms_p99.low:.3f}–{figures.latency_ms_p99.high:.3f}" in row  # noqa: RUF001
     assert f"{figures.speedup_vs_reference.value:.2f}" in row
     assert f"{figures.speedup_vs_best_fp32.value:.2f}" in row
     assert "0.760 MB" in row
     assert "qualified" in row
+
+
+def test_the_score_on_the_test_split_is_told(make_run: MakeRun, write: Any) -> None:
+    page, _ = write(make_run())
+    told = (
+        "On 500 test rows, which no choice was made by: top-1 96.80% (96.32% to 97.28%), the reference 97.60%"
+    )
+    assert told in page.text
 
 
 def test_a_network_shared_by_two_variants_is_one_training_and_one_step(make_run: MakeRun, write: Any) -> None:
@@ -131,7 +139,7 @@ def test_a_network_shared_by_two_variants_is_one_training_and_one_step(make_run:
     assert len(steps) == len(set(steps))
     assert [stage for stage, _ in steps].count("train") == 1
     assert steps[0] == ("prepare", "")
-    assert [stage for stage, _ in steps[-3:]] == ["benchmark", "peaks", "diagnose"]
+    assert [stage for stage, _ in steps[-4:]] == ["benchmark", "peaks", "diagnose", "evaluate"]
 
 
 def test_engines_keep_the_order_of_the_recipe(make_run: MakeRun, write: Any) -> None:
@@ -220,6 +228,22 @@ def test_the_markdown_says_what_is_not_measured(write_measured: Any) -> None:
     assert "**Not verified:** latency p99, allowed 2 ms, is not measured: machine busy" in told
     assert f"**Not all is measured:** latency: {measured_specs.BUSY}. `hpml bench RUN`" in told
     assert told.count(f"| not measured: {measured_specs.BUSY} |") == len(QUICK)
+
+
+def test_a_further_operation_has_its_table(write_measured: Any) -> None:
+    page, artifact = write_measured(measured_specs.two_operations(), measured_specs.samples())
+    _check_self_contained(page)
+    section = Page(page.source.partition("The operation prefill")[2].partition("</section>")[0])
+    chosen = [attributes.get("class") for tag, attributes in section.elements if tag == "tr"]
+    assert "tokens/s, batch 32" in section.text and "which holds 128 tokens" in section.text
+    assert f"–not measured: {measured_specs.BUSY}" in section.text  # noqa: RUF001
+    assert chosen.count("chosen") == 1 and section.count("tr") == 1 + len(QUICK)
+    assert "Throughput, tokens per second" in page.text and "images per second" not in page.text
+    rows = list(csv.DictReader(artifact.file("figures.csv").open(newline="")))
+    assert [row["operation"] for row in rows] == ["decode"] * len(QUICK) + ["prefill"] * len(QUICK)
+    assert {row["verdict"] for row in rows[len(QUICK) :]} == {""}
+    told = markdown("A run", json.loads(artifact.file("figures.json").read_text()))
+    assert "| operation prefill |" in told and "at batch 32 |" in told
 
 
 def test_latency_over_time_is_drawn_in_the_colour_of_the_state(write_measured: Any) -> None:
@@ -317,10 +341,10 @@ def test_json_and_csv_agree_with_the_measurements(make_run: MakeRun, write: Any)
         row = rows[name]
         assert (row["status"], int(row["size_bytes"])) == (engine.status, engine.size_bytes)
         _check_interval(row, "latency_ms_p99", engine.latency_ms_p99)
-        _check_interval(row, "accuracy_top1", engine.accuracy_top1)
+        _check_interval(row, "accuracy_top1", engine.quality.get("accuracy_top1"))
         _check_interval(row, "speedup_vs_best_fp32", engine.speedup_vs_best_fp32)
-        at_32 = next((item.images_per_s for item in engine.throughput if item.batch == 32), None)
-        _check_interval(row, "images_per_s_batch_32", at_32)
+        at_32 = next((item.rows_per_s for item in engine.throughput if item.batch == 32), None)
+        _check_interval(row, "rows_per_s_batch_32", at_32)
 
 
 def _check_interval(row: dict[str, str], name: str, interval: Interval | None) -> None:
@@ -373,12 +397,15 @@ def test_a_run_without_peaks_and_diagnosis_has_its_report(make_run: MakeRun, tmp
     }
     out = Output(tmp_path / "out", tmp_path, left_out=left_out)
     out.path.mkdir()
-    inputs = {name: value for name, value in made.inputs.items() if name not in ("peaks", "diagnosis")}
+    inputs = {
+        name: value for name, value in made.inputs.items() if name not in ("peaks", "diagnosis", "evaluation")
+    }
     run(Goals(), **inputs, out=out)
     page = Page((out.path / "report.html").read_text(encoding="utf-8"))
     _check_self_contained(page)
     assert "Not measured: step peaks failed: killed by SIGKILL" in page.text
     assert "Not measured: the run has no such step" in page.text
+    assert "Test split: the run has no such step." in page.text
     row = next(row for row in re.findall(r"<tr[^>]*>(.*?)</tr>", page.source) if "broken" in row)
     assert "not built" in Page(row).text and "step export-broken failed: it broke" in Page(row).text
     figures = json.loads((out.path / "figures.json").read_text())

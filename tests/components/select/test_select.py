@@ -13,11 +13,12 @@ from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact, Lineage, open_artifact, seal_artifact
 from hpml.artifacts.interval import Interval
 from hpml.artifacts.measurements import EngineFigures, MeasurementsSpec
-from hpml.artifacts.model_input import InputSpec
 from hpml.components.select import stage as select
 from hpml.core.errors import ExitCode, GateFailed, StageFailed
 from hpml.measuring.goals import DecisionRecord, Goals
+from tests.image_tasks import image_task
 
+TASK = image_task(classes=2)
 LINEAGE = Lineage(
     stage="fixture",
     code_digest="",
@@ -40,8 +41,8 @@ def engine(place: Path, content: bytes) -> Artifact[EngineSpec]:
         file="model.onnx",
         precision="fp32",
         methods=(),
-        input=InputSpec(shape_chw=(1, 8, 8), mean=(0.5,), std=(0.5,)),
-        class_names=("a", "b"),
+        task=TASK.model_dump(mode="json"),
+        operations=TASK.operations(),
         size_bytes=2 * len(content),
     )
     seal_artifact(place, spec=spec, metrics={}, lineage=LINEAGE)
@@ -58,7 +59,7 @@ def figures(size_bytes: int, p50: float, accuracy: float) -> EngineFigures:
         size_bytes=size_bytes,
         parameters=10,
         macs=10,
-        accuracy_top1=Interval(value=accuracy, low=accuracy, high=accuracy),
+        quality={"accuracy_top1": Interval(value=accuracy, low=accuracy, high=accuracy)},
         latency_ms_p50=latency,
         latency_ms_p90=latency,
         latency_ms_p99=latency,
@@ -125,7 +126,7 @@ def test_the_output_is_the_chosen_engine_and_the_reasons(
         "size_bytes": 10.0,
         "qualified_engines": 2.0,
         "accuracy_top1": 0.962,
-        "accuracy_drop": pytest.approx(0.008),
+        "quality_loss": pytest.approx(0.008),
         "speedup_vs_reference": 5.0,
     }
 
@@ -149,7 +150,7 @@ def test_says_why_nothing_was_built(
     run_stage: Callable[..., Artifact[Any]], engines: dict[str, Artifact[EngineSpec]], tmp_path: Path
 ) -> None:
     absent = figures(0, 1.0, 0.9).model_copy(
-        update={"status": "not built", "reason": "no GPU", "accuracy_top1": None}
+        update={"status": "not built", "reason": "no GPU", "quality": {}}
     )
     spec = measured(tmp_path / "none", engines, eager=figures(40, 5.0, 0.97), int8=absent)
     with pytest.raises(GateFailed, match=r"no engine was built -> see why .*int8: no GPU"):
@@ -204,5 +205,5 @@ def test_chooses_with_what_is_known(
         "size_bytes": 10.0,
         "qualified_engines": 2.0,
         "accuracy_top1": 0.97,
-        "accuracy_drop": 0.0,
+        "quality_loss": 0.0,
     }

@@ -17,16 +17,17 @@ from torch import nn
 from hpml import models
 from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.model import ArchitectureSpec, QuantizationSpec
-from hpml.artifacts.model_input import InputSpec
 from hpml.core import hardware
 from hpml.core.errors import StageFailed
 from hpml.core.hardware import products_saturate
 from hpml.targets import Onnx
 from hpml.targets.onnx_graph import export_graph, nodes_of_layers, save_graph, to_fp16, to_int8
 from hpml.targets.onnx_session import OnnxSession, has_cuda
+from tests.image_tasks import image_task
 
 ROOT = Path(__file__).parents[3]
-INPUT = InputSpec(shape_chw=(1, 8, 8), mean=(0.0,), std=(1.0,))
+TASK = image_task()
+[PREDICT] = TASK.operations()
 STATIC = QuantizationSpec(
     scheme="static",
     weights="int8-per-channel",
@@ -39,9 +40,7 @@ STATIC = QuantizationSpec(
 def resnet() -> nn.Module:
     """A narrow ResNet-18 whose batch norms are not the identity."""
     torch.manual_seed(0)
-    network = models.build(
-        ArchitectureSpec(name="resnet18", arguments={"width": 8}), in_channels=1, num_classes=10
-    )
+    network = models.build(ArchitectureSpec(name="resnet18", arguments={"width": 8}), TASK)
     for layer in network.modules():
         if isinstance(layer, nn.BatchNorm2d):
             layer.running_mean.normal_()
@@ -57,7 +56,7 @@ def x_nchw() -> np.ndarray:
 @pytest.fixture(scope="module")
 def fp32(tmp_path_factory: pytest.TempPathFactory) -> Path:
     place = tmp_path_factory.mktemp("graphs") / "fp32.onnx"
-    save_graph(export_graph(resnet(), INPUT, opset=20), place)
+    save_graph(export_graph(resnet(), PREDICT, opset=20), place)
     return place
 
 
@@ -67,7 +66,8 @@ def torch_logits(x_nchw: np.ndarray) -> np.ndarray:
 
 
 def answers(file: Path, x_nchw: np.ndarray) -> np.ndarray:
-    return OnnxSession(file, device="cpu", threads=1).predict(x_nchw)
+    [logits] = OnnxSession(file, device="cpu", threads=1).run({"x_nchw": x_nchw})
+    return logits
 
 
 def initializers(graph: onnx.ModelProto) -> dict[str, np.ndarray]:
@@ -108,7 +108,7 @@ def test_batch_norms_are_folded_before_quantization(fp32):
 
 def test_nothing_says_where_it_was_made(fp32, x_nchw):
     int8 = fp32.with_name("paths.onnx")
-    to_int8(fp32, int8, STATIC, x_nchw, activations="uint8", excluded_nodes=[])
+    to_int8(fp32, int8, STATIC, {"x_nchw": x_nchw}, activations="uint8", excluded_nodes=[])
     home = str(Path.home()).encode()
     for file in (fp32, int8):
         content = file.read_bytes()
@@ -120,9 +120,10 @@ def test_nothing_says_where_it_was_made(fp32, x_nchw):
 def test_bytes_do_not_depend_on_the_process(fp32, x_nchw, tmp_path):
     script = (
         "import sys; from pathlib import Path; import graphs_again as t; file = Path(sys.argv[1]);"
-        "t.save_graph(t.export_graph(t.resnet(), t.INPUT, opset=20), file);"
+        "t.save_graph(t.export_graph(t.resnet(), t.PREDICT, opset=20), file);"
         "x = t.np.random.default_rng(0).normal(size=(64, 1, 8, 8)).astype(t.np.float32);"
-        "t.to_int8(file, file.with_name('int8.onnx'), t.STATIC, x, activations='uint8', excluded_nodes=[])"
+        "t.to_int8(file, file.with_name('int8.onnx'), t.STATIC, {'x_nchw': x}, activations='uint8',"
+        " excluded_nodes=[])"
     )
     (tmp_path / "graphs_again.py").write_text(Path(__file__).read_text())
     subprocess.run(
@@ -132,7 +133,7 @@ def test_bytes_do_not_depend_on_the_process(fp32, x_nchw, tmp_path):
         capture_output=True,
     )
     int8 = fp32.with_name("here.onnx")
-    to_int8(fp32, int8, STATIC, x_nchw, activations="uint8", excluded_nodes=[])
+    to_int8(fp32, int8, STATIC, {"x_nchw": x_nchw}, activations="uint8", excluded_nodes=[])
     assert (tmp_path / "fp32.onnx").read_bytes() == fp32.read_bytes()
     assert (tmp_path / "int8.onnx").read_bytes() == int8.read_bytes()
 
@@ -154,7 +155,7 @@ class Branching(FixedBatch):
 @pytest.mark.parametrize("network", [FixedBatch(), Branching()])
 def test_a_network_that_cannot_be_exported_is_refused_in_one_line(network):
     with pytest.raises(StageFailed, match="cannot be exported to ONNX with a free batch") as failure:
-        export_graph(network, INPUT, opset=20)
+        export_graph(network, PREDICT, opset=20)
     assert "\n" not in str(failure.value) and failure.value.fix
 
 
@@ -166,7 +167,7 @@ def test_a_network_that_cannot_be_exported_is_refused_in_one_line(network):
 def test_int8_graphs_hold_qdq_and_agree(fp32, x_nchw, tmp_path, activations, calibration):
     place = tmp_path / "int8.onnx"
     spec = STATIC.model_copy(update={"calibration": calibration})
-    to_int8(fp32, place, spec, x_nchw[:37], activations=activations, excluded_nodes=[])
+    to_int8(fp32, place, spec, {"x_nchw": x_nchw[:37]}, activations=activations, excluded_nodes=[])
     kinds = Counter(node.op_type for node in onnx.load(place).graph.node)
     assert kinds["QuantizeLinear"] > 20 and kinds["DequantizeLinear"] > 20
     zero_points = [
@@ -182,18 +183,25 @@ def test_int8_graphs_hold_qdq_and_agree(fp32, x_nchw, tmp_path, activations, cal
 def test_weights_are_symmetric_and_scaled_as_the_spec_says(fp32, x_nchw, tmp_path, weights, scales):
     place = tmp_path / "int8.onnx"
     spec = STATIC.model_copy(update={"weights": weights})
-    to_int8(fp32, place, spec, x_nchw, activations="uint8", excluded_nodes=[])
+    to_int8(fp32, place, spec, {"x_nchw": x_nchw}, activations="uint8", excluded_nodes=[])
     stored = initializers(onnx.load(place))
     assert stored["groups.0.0.conv1.weight_scale"].size == scales
     assert not stored["groups.0.0.conv1.weight_zero_point"].any()
 
 
 def test_excluded_layers_stay_in_fp32(x_nchw, tmp_path):
-    graph = export_graph(resnet(), INPUT, opset=20)
-    excluded = nodes_of_layers(graph, ("stem.0", "groups.3", "head"))
+    graph = export_graph(resnet(), PREDICT, opset=20)
+    excluded = nodes_of_layers({"model": graph}, ("stem.0", "groups.3", "head"))["model"]
     save_graph(graph, tmp_path / "fp32.onnx")
     place = tmp_path / "int8.onnx"
-    to_int8(tmp_path / "fp32.onnx", place, STATIC, x_nchw, activations="uint8", excluded_nodes=excluded)
+    to_int8(
+        tmp_path / "fp32.onnx",
+        place,
+        STATIC,
+        {"x_nchw": x_nchw},
+        activations="uint8",
+        excluded_nodes=excluded,
+    )
     quantized = quantized_weights(place)
     stored = initializers(onnx.load(place))
     assert "groups.0.0.conv1.weight" in quantized and "groups.2.1.conv2.weight" in quantized
@@ -207,21 +215,23 @@ def test_exclusions_find_linear_layers_whose_weights_the_exporter_transposed():
     vit = ArchitectureSpec(
         name="vit", arguments={"image_size": 8, "patch": 4, "dim": 16, "depth": 2, "heads": 2}
     )
-    graph = export_graph(models.build(vit, in_channels=1, num_classes=10), INPUT, opset=20)
+    graph = export_graph(models.build(vit, TASK), PREDICT, opset=20)
     nodes = {node.name: node.op_type for node in graph.graph.node}
-    named = nodes_of_layers(graph, ("blocks.1.mlp.0",))
+    named = nodes_of_layers({"model": graph}, ("blocks.1.mlp.0",))["model"]
     assert "MatMul" in {nodes[name] for name in named}
-    assert not set(named) & set(nodes_of_layers(graph, ("blocks.0",)))
+    assert not set(named) & set(nodes_of_layers({"model": graph}, ("blocks.0",))["model"])
 
 
 def test_an_excluded_layer_without_a_node_is_refused(fp32):
     with pytest.raises(StageFailed, match="'nowhere' is not in the exported graph"):
-        nodes_of_layers(onnx.load(fp32), ("nowhere",))
+        nodes_of_layers({"model": onnx.load(fp32)}, ("nowhere",))
 
 
 def test_seven_bit_weights_stay_within_seven_bits(fp32, x_nchw, tmp_path):
     place = tmp_path / "int8.onnx"
-    to_int8(fp32, place, STATIC, x_nchw, activations="uint8", excluded_nodes=[], reduce_range=True)
+    to_int8(
+        fp32, place, STATIC, {"x_nchw": x_nchw}, activations="uint8", excluded_nodes=[], reduce_range=True
+    )
     stored = initializers(onnx.load(place))
     names = [f"{name}_quantized" for name in quantized_weights(place)]
     assert max(int(np.abs(stored[name]).max()) for name in names) <= 64
@@ -229,7 +239,7 @@ def test_seven_bit_weights_stay_within_seven_bits(fp32, x_nchw, tmp_path):
 
 def test_graphs_for_tensorrt_are_symmetric(fp32, x_nchw, tmp_path):
     place = tmp_path / "int8.onnx"
-    to_int8(fp32, place, STATIC, x_nchw, activations="int8", excluded_nodes=[], for_tensorrt=True)
+    to_int8(fp32, place, STATIC, {"x_nchw": x_nchw}, activations="int8", excluded_nodes=[], for_tensorrt=True)
     graph = onnx.load(place)
     stored = initializers(graph)
     zero_points = {name: value for name, value in stored.items() if name.endswith("zero_point")}
@@ -259,8 +269,8 @@ def engine(**identity: str) -> EngineSpec:
         file="model.onnx",
         precision="int8",
         methods=(),
-        input=INPUT,
-        class_names=("a",),
+        task=TASK.model_dump(mode="json"),
+        operations=TASK.operations(),
         identity={"device": "cpu", **identity},
     )
 
@@ -315,7 +325,8 @@ def test_loading_does_not_import_torch(onnx_file_engine):
         "from hpml.artifacts.engine import EngineSpec; folder = Path(sys.argv[1]);"
         "engine = EngineSpec.model_validate_json((folder / 'engine.json').read_text());"
         "import numpy as np; session = Onnx().load(folder, engine, threads=1);"
-        "print(session.predict(np.zeros((2, 1, 8, 8), np.float32)).shape, 'torch' in sys.modules)"
+        "answer = session.run({'x_nchw': np.zeros((2, 1, 8, 8), np.float32)});"
+        "print(answer['logits'].shape, 'torch' in sys.modules)"
     )
     done = subprocess.run(
         [sys.executable, "-c", script, str(onnx_file_engine)],

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 
 from hpml.artifacts.engine import EngineSpec
-from hpml.artifacts.model_input import InputSpec
 from hpml.components.export import stage as export
 from hpml.core import hardware
 from hpml.core.contract import validate
 from hpml.core.errors import ConfigInvalid, StageFailed
 from hpml.targets import AnyTarget, TensorRT
+from tests.image_tasks import image_task
 
 ENGINE = EngineSpec(
     target={"target": "tensorrt"},
@@ -21,8 +21,8 @@ ENGINE = EngineSpec(
     file="model.plan",
     precision="fp16",
     methods=(),
-    input=InputSpec(shape_chw=(1, 8, 8), mean=(0.0,), std=(1.0,)),
-    class_names=("a",),
+    task=image_task().model_dump(mode="json"),
+    operations=image_task().operations(),
 )
 
 
@@ -59,7 +59,9 @@ def test_a_plan_is_built_gated_and_loaded(run_stage, small_model, digits_data, p
     assert engine.spec.size_bytes == engine.file("model.plan").stat().st_size  # without graph.onnx
     session = config.load(engine.path, engine.spec, threads=1)
     golden = np.load(engine.file("golden_logits.npy"))
-    answers = session.predict(np.load(engine.file("golden_x_nchw.npy")))  # 16 rows, two batches
+    answers = session.run({"x_nchw": np.load(engine.file("golden_x_nchw.npy"))})[
+        "logits"
+    ]  # 16 rows, two batches
     np.testing.assert_allclose(answers, golden, atol=0.05)
     elsewhere = engine.spec.model_copy(update={"identity": engine.spec.identity | {"driver": "1.0"}})
     with pytest.raises(StageFailed, match="built for another machine"):

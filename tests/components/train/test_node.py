@@ -112,4 +112,6 @@ def test_when_a_node_is_killed_the_others_are_worth_another_try(start: Start, tm
     for pid in [victim.pid, *workers_of(victim)]:
         os.kill(pid, signal.SIGKILL)
     assert survivor.wait() == 143
-    assert "another worker of this training is gone" in survivor.stdout.read()
+    said = survivor.stdout.read()
+    # Its worker misses the other's, or it misses the store that the other kept, whichever is noticed first.
+    assert "another worker of this training is gone" in said or "the other nodes cannot be reached" in said

@@ -28,12 +28,12 @@ def test_a_bare_name_stands_for_a_model() -> None:
     ("given", "told"),
     [
         ({"model": "resnet81"}, "did you mean 'resnet18'"),
-        ({"model": "mlp"}, "ours are cnn, resnet18, vit"),
+        ({"model": "mlp"}, "ours are cnn, decoder, resnet18"),
         ({"model": {"architecture": "resnet18", "argument": {}}}, "did you mean 'arguments'"),
         ({"learning_rat": 1}, "did you mean 'learning_rate'"),
-        ({"learning_rate": 0}, "greater than 0"),
+        ({"learning_rate": 0}, "more than 0"),
         ({"learning_rate": float("nan")}, "finite"),
-        ({"optimizer": "adam"}, "'sgd', 'adamw' or 'lars'"),
+        ({"optimizer": "adam"}, "'sgd', 'adamw', 'lars' or 'muon'"),
         ({"augment": {"shift": 4}}, "augment.shift"),
         ({"epochs": 0}, "epochs"),
         ({"batch_size": 60, "accumulate": 7}, "not a multiple of accumulate 7"),
@@ -41,7 +41,7 @@ def test_a_bare_name_stands_for_a_model() -> None:
         ({"batch_size": 64, "nodes": 3}, "nodes x nproc_per_node x accumulate = 3 x 1 x 1"),
         ({"batch_size": 64, "nodes": 4, "min_nodes": 2}, "= 3 x 1 x 1 (min_nodes 2: so many may train)"),
         ({"nodes": 2, "min_nodes": 3}, "min_nodes 3 is more than nodes 2"),
-        ({"min_nodes": 0}, "greater than or equal to 1"),
+        ({"min_nodes": 0}, "at least 1"),
         ({"nproc_per_nod": 2}, "did you mean 'nproc_per_node'"),
         ({"epochs": 3, "warmup_epochs": 3}, "leaves nothing of 3 epochs"),
     ],
@@ -50,6 +50,10 @@ def test_a_wrong_config_names_its_key_and_the_right_one(given: dict[str, Any], t
     with pytest.raises(ConfigInvalid, match="train is not valid") as caught:
         read(given)
     assert told in str(caught.value)
+
+
+def test_what_is_not_trained_needs_no_warmup() -> None:
+    assert read({"weights": "model.safetensors", "epochs": 0, "warmup_epochs": 0.1}).epochs == 0
 
 
 @pytest.mark.parametrize(("launched", "workers_here"), [(False, 8), (True, 4)])

@@ -58,7 +58,7 @@ def test_two_workers_stop_and_resume_and_end_where_one_process_ends(trainer: Mak
     assert apart < 1e-3 * sum(float(weights.square().sum()) for weights in one.values())
     for row, other in zip(alone.history, together.history, strict=True):
         assert other["loss"] == pytest.approx(row["loss"], rel=1e-2)
-        assert other["test_accuracy"] == pytest.approx(row["test_accuracy"], abs=0.02)
+        assert other["validation_accuracy_top1"] == pytest.approx(row["validation_accuracy_top1"], abs=0.02)
     losses = [event for event in finished.said("metric") if event["name"] == "loss"]
     assert [event["index"] for event in losses] == list(range(1, 13))  # of the first worker only
 
@@ -97,7 +97,7 @@ def test_a_training_goes_on_with_another_number_of_workers(trainer: Make, before
 
     [row], [expected] = disturbed.history, undisturbed.history
     assert row["loss"] == pytest.approx(expected["loss"], rel=0.01)
-    assert row["train_accuracy"] == pytest.approx(expected["train_accuracy"], abs=0.02)
+    assert row["train_accuracy_top1"] == pytest.approx(expected["train_accuracy_top1"], abs=0.02)
     one, two = load(undisturbed.weights), load(disturbed.weights)
     for name, weights in one.items():
         assert (weights - two[name]).abs().max() < 2e-2 * weights.abs().max(), name

@@ -19,24 +19,29 @@ from hpml.artifacts.folder import Artifact
 from hpml.artifacts.model import ModelSpec
 from hpml.core.contract import Output
 from hpml.models.vit import Vit
-from hpml.tasks.images import load_split, top1_accuracy
+from hpml.tasks import task_of
+from hpml.tasks.image_classification.augment_options import Augment
+from hpml.tasks.image_classification.task import ImageClassification
+from hpml.tasks.losses import softened_divergence
+from hpml.tasks.torch_session import TorchSession
 from hpml.training import learner, loop
-from hpml.training.config import Augment, Hyperparameters
+from hpml.training.config import Hyperparameters
 from hpml.training.device import CPU_FP32
 from hpml.training.distributed import Group
 from hpml.training.learner import Learner
 from hpml.training.loop import evaluate, fit
 from hpml.training.losses import Distillation
 from hpml.training.stopwatch import Stopwatch
+from tests.image_tasks import image_task
 
 Data = Artifact[DatasetSpec]
 Model = Artifact[ModelSpec]
 STILL = Augment(shift=0, rotation_degrees=0, scale=0)
 
 
-def fitted(model: nn.Module, data: Data, trained: Model, folder: Path, config: Any, **more: Any) -> nn.Module:
+def fitted(model: nn.Module, data: Data, folder: Path, config: Any, **more: Any) -> nn.Module:
     folder.mkdir()
-    result = fit(model, data, trained.spec.input, config, Output(folder, folder / "scratch"), **more)
+    result = fit(model, data, config, Output(folder, folder / "scratch"), **more)
     assert not result.model.training
     return result.model
 
@@ -53,7 +58,6 @@ def test_parts_of_a_batch_add_up_to_it(digits_data: Data, small_model: Model, tm
         fitted(
             copy.deepcopy(network),
             digits_data,
-            small_model,
             tmp_path / str(accumulate),
             Hyperparameters(epochs=2, learning_rate=0.05, accumulate=accumulate),
         )
@@ -66,17 +70,22 @@ def test_parts_of_a_batch_add_up_to_it(digits_data: Data, small_model: Model, tm
 def test_a_student_comes_closer_to_its_teacher(digits_data: Data, small_model: Model, tmp_path: Path) -> None:
     teacher = models.load(small_model)
     before = weights(teacher)
-    target = evaluate(teacher, digits_data, small_model.spec.input)
+    task = task_of(digits_data.spec.task)
+    images = task.stored(digits_data, "validation")
+
+    def logits_of(network: nn.Module) -> np.ndarray:
+        return task.outputs(TorchSession(network, task, task.operations(network)), images)["logits"]
+
+    target = logits_of(teacher)
 
     def distance(weight: float) -> float:
         torch.manual_seed(0)
-        student = models.build(small_model.spec.architecture, in_channels=1, num_classes=10)
+        student = models.build(small_model.spec.architecture, task)
         distillation = Distillation(teacher, temperature=4.0, weight=weight)
         config = Hyperparameters(epochs=4)
         folder = tmp_path / str(weight)
-        student = fitted(student, digits_data, small_model, folder, config, distillation=distillation)
-        logits = evaluate(student, digits_data, small_model.spec.input)
-        return float(np.abs(softened(logits) - softened(target)).mean())
+        student = fitted(student, digits_data, folder, config, distillation=distillation)
+        return float(np.abs(softened(logits_of(student)) - softened(target)).mean())
 
     assert distance(1.0) < 0.7 * distance(0.0)
     assert torch.equal(weights(teacher), before)
@@ -88,32 +97,60 @@ def softened(logits: np.ndarray) -> np.ndarray:
 
 
 def test_distillation_from_the_same_logits_pulls_nowhere() -> None:
-    logits = torch.randn(5, 10, requires_grad=True)
-    from_teacher, from_labels = (
-        Distillation(nn.Identity(), temperature=2.0, weight=weight).loss(
-            logits, logits.detach(), torch.tensor(3.0)
-        )
-        for weight in (1.0, 0.0)
+    logits = torch.randn(5, 10)
+    weight = torch.zeros(5, 10, requires_grad=True)
+    assert softened_divergence(logits, logits, 2.0).item() == pytest.approx(0, abs=1e-6)
+    softened_divergence(logits + weight, logits, 2.0).backward()
+    assert weight.grad is not None and weight.grad.abs().max() < 1e-6
+
+
+def test_without_weight_a_teacher_has_no_say(digits_data: Data, small_model: Model, tmp_path: Path) -> None:
+    torch.manual_seed(0)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    deaf = Distillation(models.load(small_model), temperature=2.0, weight=0.0)
+    alone, beside = (
+        fitted(copy.deepcopy(network), digits_data, tmp_path / name, Hyperparameters(epochs=1), **more)
+        for name, more in (("alone", {}), ("beside", {"distillation": deaf}))
     )
-    assert from_teacher.item() == pytest.approx(0, abs=1e-6)
-    assert from_labels == 3.0
+    assert torch.equal(weights(alone), weights(beside))
 
 
 def test_the_gradient_of_distillation_keeps_its_size_over_temperatures() -> None:
     """Hinton et al.: for high temperatures it tends to (student - teacher) / classes."""
     student = torch.randn(1, 10, dtype=torch.float64, requires_grad=True)
     teacher = torch.randn(1, 10, dtype=torch.float64)
-    distillation = Distillation(nn.Identity(), temperature=1000.0, weight=1.0)
-    distillation.loss(student, teacher, torch.tensor(0.0)).backward()
+    softened_divergence(student, teacher, 1000.0).backward()
     expected = (student - student.mean()) - (teacher - teacher.mean())
     assert student.grad is not None
     assert torch.allclose(student.grad, expected.detach() / 10, rtol=0.02, atol=1e-4)
 
 
+def test_the_random_numbers_of_augmentation_cover_their_range(
+    digits_data: Data, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = []
+    plain = ImageClassification.training_features
+
+    def noted(self: ImageClassification, stored: Any, **options: Any) -> Any:
+        if options.get("uniform") is not None:
+            seen.append(options["uniform"])
+        return plain(self, stored, **options)
+
+    monkeypatch.setattr(ImageClassification, "training_features", noted)
+    network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
+    fitted(network, digits_data, tmp_path / "a", Hyperparameters(epochs=4))
+    uniform = torch.cat(seen)
+    assert uniform.shape == (4 * (1257 // 64 * 64), ImageClassification.draws)
+    assert uniform.min() >= -1 and uniform.max() < 1
+    assert uniform.mean(0).abs().max() < 0.05
+    assert (uniform.std(0) - 3**-0.5).abs().max() < 0.02
+    assert len(uniform.unique(dim=0)) == len(uniform)
+
+
 def test_the_average_is_what_is_handed_over(digits_data: Data, small_model: Model, tmp_path: Path) -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     config = Hyperparameters(epochs=1, ema_decay=0.9, augment=STILL)
-    averaged = fitted(network, digits_data, small_model, tmp_path / "a", config)
+    averaged = fitted(network, digits_data, tmp_path / "a", config)
     assert averaged is not network
     assert not torch.equal(weights(averaged), weights(network))
 
@@ -123,6 +160,7 @@ def test_an_average_forgets_as_fast_as_asked() -> None:
     config = Hyperparameters(ema_decay=0.5, momentum=0, learning_rate=1.0, weight_decay=0)
     learner = Learner(
         network,
+        image_task(),
         config,
         CPU_FP32,
         Stopwatch(torch.device("cpu")),
@@ -141,11 +179,15 @@ def test_evaluate_agrees_with_the_model_and_leaves_it_as_it_was(
     digits_data: Data, small_model: Model
 ) -> None:
     network = models.load(small_model).train()
-    logits = evaluate(network, digits_data, small_model.spec.input)
+    quality = evaluate(network, digits_data)
     assert network.training
-    _, labels = load_split(digits_data, "test")
-    assert logits.shape == (360, 10)
-    assert top1_accuracy(logits, labels) == pytest.approx(small_model.spec.accuracy_top1, abs=0.003)
+    images, labels = (np.load(digits_data.file(f"validation_{name}.npy")) for name in ("images", "labels"))
+    task = digits_data.spec.task
+    x_nchw = torch.from_numpy(((images / 255 - task["mean"]) / task["std"]).transpose(0, 3, 1, 2)).float()
+    with torch.no_grad():
+        recognised = network.eval()(x_nchw).argmax(dim=1).numpy() == labels
+    assert quality == {"accuracy_top1": pytest.approx(recognised.mean(), abs=0.003)}
+    assert quality == pytest.approx(small_model.spec.quality, abs=0.003)
 
 
 def test_training_leaves_the_callers_random_numbers_alone(
@@ -153,7 +195,7 @@ def test_training_leaves_the_callers_random_numbers_alone(
 ) -> None:
     network = nn.Sequential(nn.Flatten(), nn.Dropout(0.5), nn.Linear(64, 10))
     state = torch.get_rng_state()
-    fitted(network, digits_data, small_model, tmp_path / "a", Hyperparameters(epochs=1))
+    fitted(network, digits_data, tmp_path / "a", Hyperparameters(epochs=1))
     assert torch.equal(torch.get_rng_state(), state)
 
 
@@ -161,8 +203,8 @@ def test_fewer_images_than_a_batch(
     digits_data: Data, small_model: Model, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
-    fitted(network, digits_data, small_model, tmp_path / "a", Hyperparameters(epochs=1, batch_size=4096))
-    assert "the batch is 1437 images instead of 4096" in capsys.readouterr().out
+    fitted(network, digits_data, tmp_path / "a", Hyperparameters(epochs=1, batch_size=4096))
+    assert "the batch is 1257 images instead of 4096" in capsys.readouterr().out
 
 
 class CountingGroup(Group):
@@ -193,8 +235,8 @@ def test_no_step_waits_for_the_other_workers(
     monkeypatch.setattr(learner, "data_parallel", lambda model, *_, **__: model)
     network = nn.Sequential(nn.Flatten(), nn.Linear(64, 10))
     config = Hyperparameters(epochs=2, batch_size=128, accumulate=2, checkpoint_every_s=3600)
-    fitted(network, digits_data, small_model, tmp_path / "a", config)
-    steps = 2 * (1437 // 128)
+    fitted(network, digits_data, tmp_path / "a", config)
+    steps = 2 * (1257 // 128)
     assert CountingGroup.asked == 2 * steps + 2  # for each part, and for each batch of the evaluation
     assert (
         CountingGroup.blocking == 2 * 2 + 1

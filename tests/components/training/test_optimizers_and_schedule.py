@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from torch import nn
 
 from hpml.training.config import Hyperparameters
-from hpml.training.optimizers import DEFAULTS, Lars, build_optimizer
+from hpml.training.optimizers import DEFAULTS, Lars, build_optimizer, orthogonal
 from hpml.training.schedule import rate_factor
 
 
@@ -109,3 +109,59 @@ def test_lars_moves_zero_weights_and_rests_without_gradient() -> None:
     assert torch.allclose(zero, torch.full((2, 2), -0.1))
     assert torch.equal(still, torch.ones(2, 2))
     assert all(math.isfinite(value) for value in zero.flatten().tolist())
+
+
+@pytest.mark.parametrize("shape", [(8, 8), (4, 32), (32, 4)])
+@pytest.mark.parametrize("scale", [1e-4, 1e4])
+def test_a_step_of_muon_is_nearly_orthogonal_whatever_the_gradient(
+    shape: tuple[int, int], scale: float
+) -> None:
+    torch.manual_seed(0)
+    found = orthogonal(scale * torch.randn(shape))
+    u, _, vt = torch.linalg.svd(found, full_matrices=False)
+    singular = torch.linalg.svdvals(found)
+    assert found.shape == shape and singular.min() > 0.3 and singular.max() < 1.3
+    torch.testing.assert_close(orthogonal(found), u @ vt, atol=0.4, rtol=0)
+
+
+def mlp() -> nn.Sequential:
+    torch.manual_seed(0)
+    return nn.Sequential(nn.Embedding(9, 6), nn.Linear(6, 12), nn.ReLU(), nn.Linear(12, 6), nn.Linear(6, 9))
+
+
+def test_muon_is_for_what_is_inside_and_adamw_for_the_rest() -> None:
+    model = mlp()
+    optimizer = build_optimizer(model, Hyperparameters(optimizer="muon", learning_rate=0.1, weight_decay=0))
+    matrices, weights, others = (group["params"] for group in optimizer.param_groups)
+    assert matrices == [model[1].weight, model[3].weight] and weights == [model[0].weight, model[4].weight]
+    before = model[1].weight.detach().clone()
+    model(torch.arange(9)).square().sum().backward()
+    bias_gradient = model[1].bias.grad.clone()
+    bias_before = model[1].bias.detach().clone()
+    optimizer.step()
+    step = (before - model[1].weight) / (0.1 * 0.2 * 12**0.5)
+    singular = torch.linalg.svdvals(step)
+    assert singular.min() > 0.3 and singular.max() < 1.3
+    torch.testing.assert_close(model[1].bias, bias_before - 0.1 * bias_gradient.sign())
+    assert len(others) == 3
+
+
+def test_muon_goes_on_where_its_state_was_stored() -> None:
+    config = Hyperparameters(optimizer="muon", learning_rate=0.05)
+
+    def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int) -> None:
+        for _ in range(count):
+            model(torch.arange(9)).square().sum().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+
+    whole, first, second = mlp(), mlp(), mlp()
+    steps(whole, build_optimizer(whole, config), 4)
+    half = build_optimizer(first, config)
+    steps(first, half, 2)
+    second.load_state_dict(first.state_dict())
+    other = build_optimizer(second, config)
+    other.load_state_dict(half.state_dict())
+    steps(second, other, 2)
+    for one, expected in zip(second.parameters(), whole.parameters(), strict=True):
+        torch.testing.assert_close(one, expected, atol=0, rtol=0)

@@ -44,8 +44,10 @@ def test_weights_are_taken_as_they_are(run_stage: RunStage, digits_data: Data, s
     taken = run_stage(stage.run, config, data=digits_data)
     before, after = (load_file(model.file(models.WEIGHTS)) for model in (small_model, taken))
     assert all(torch.equal(before[name], after[name]) for name in before.keys() | after.keys())
-    assert taken.spec.accuracy_top1 == pytest.approx(small_model.spec.accuracy_top1, abs=0.003)
-    assert set(taken.manifest.metrics) == {"test_accuracy", "parameters", "macs"}
+    assert taken.spec.quality["accuracy_top1"] == pytest.approx(
+        small_model.spec.quality["accuracy_top1"], abs=0.003
+    )
+    assert set(taken.manifest.metrics) == {"validation_accuracy_top1", "parameters", "macs"}
     assert _history(taken) == ()
 
 
@@ -55,7 +57,7 @@ def test_weights_are_trained_further(run_stage: RunStage, digits_data: Data, sma
     random = run_stage(stage.run, config, data=digits_data)
     weights = small_model.file(models.WEIGHTS)
     tuned = run_stage(stage.run, config.model_copy(update={"weights": weights}), data=digits_data)
-    assert tuned.spec.accuracy_top1 > 0.95 > random.spec.accuracy_top1
+    assert tuned.spec.quality["accuracy_top1"] > 0.95 > random.spec.quality["accuracy_top1"]
     assert len(_history(tuned)) == 1
 
 

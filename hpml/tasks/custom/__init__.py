@@ -1,0 +1,1 @@
+"""A task of a user's own, by its import path."""

@@ -1,0 +1,1 @@
+"""How far requests and answers are from those of the validation split, where a model is served."""

@@ -1,0 +1,1 @@
+"""Labelled pictures, one class each."""

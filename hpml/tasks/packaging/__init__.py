@@ -1,0 +1,1 @@
+"""What bundles ship of a task."""

@@ -1,0 +1,1 @@
+"""A sequence of words that answers another: chatbots, translations."""

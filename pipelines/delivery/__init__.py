@@ -1,0 +1,1 @@
+"""From what a run chose to where it answers."""

@@ -1,0 +1,1 @@
+"""Releases as Deployments of a Kubernetes cluster."""

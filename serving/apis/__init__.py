@@ -1,0 +1,1 @@
+"""What clients speak: the Open Inference Protocol, and OpenAI's for texts."""

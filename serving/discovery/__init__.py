@@ -1,0 +1,1 @@
+"""How clients and people find out what can be asked: the OpenAPI document, and a page that reads it."""

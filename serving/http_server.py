@@ -1,0 +1,165 @@
+"""uvicorn with the bounds it lacks: on slow requests and answers, headers and connections."""
+
+from __future__ import annotations
+
+import asyncio
+import signal
+from types import FrameType
+from typing import Any
+
+import uvicorn
+from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
+
+from hpml.serving.application import Application
+from hpml.serving.config import ServerConfig
+
+_TOO_MANY = (
+    b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+)
+_GRACE_S = 2.0
+_TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
+
+
+def bounded_protocol(config: ServerConfig) -> type[HttpToolsProtocol]:
+    """uvicorn's protocol, which closes connections that are one too many, too slow, or have long headers.
+
+    uvicorn times nothing but the pause between two requests, and takes headers of any length: a client that
+    sends a byte now and then keeps its connection, see https://github.com/Kludex/uvicorn/issues/157.
+    """
+
+    class Bounded(HttpToolsProtocol):
+        _deadline: asyncio.TimerHandle | None = None
+        _unread_header_bytes = 0  # since the last request, as long as its headers have no end
+        _header_bytes = 0  # of names and values
+        _is_reading_headers = False
+        _is_refused = False
+        _is_half_closed = False
+
+        def connection_made(self, transport: Any) -> None:
+            super().connection_made(transport)
+            if len(self.connections) > config.max_connections:
+                self._refuse(_TOO_MANY)
+                return
+            self._expect_end()
+
+        def connection_lost(self, exc: Exception | None) -> None:
+            self._expect_nothing()
+            super().connection_lost(exc)
+
+        def data_received(self, data: bytes) -> None:
+            if self._is_refused:
+                return
+            super().data_received(data)
+            self._unread_header_bytes = (
+                self._unread_header_bytes + len(data) if self._is_reading_headers else 0
+            )
+            if self._unread_header_bytes > config.max_header_bytes:
+                self._refuse(_TOO_LARGE)
+
+        def eof_received(self) -> bool:  # type: ignore[override]
+            """Whether the transport stays open: a client that sends no more may still wait for its answer."""
+            self._is_half_closed = True
+            is_answering = self.cycle is not None and not self.cycle.response_complete
+            return is_answering and self.scheme == "http"  # TLS knows no half
+
+        def on_response_complete(self) -> None:
+            super().on_response_complete()
+            if self._is_half_closed and self.cycle.response_complete:
+                self.transport.close()
+
+        def on_message_begin(self) -> None:
+            self._is_reading_headers, self._header_bytes = True, 0
+            self._expect_end()
+            super().on_message_begin()
+
+        def on_url(self, url: bytes) -> None:
+            self._header_bytes += len(url)
+            super().on_url(url)
+
+        def on_header(self, name: bytes, value: bytes) -> None:
+            self._header_bytes += len(name) + len(value)
+            super().on_header(name, value)
+
+        def on_headers_complete(self) -> None:
+            self._is_reading_headers = False
+            if self._header_bytes > config.max_header_bytes:
+                self._refuse(_TOO_LARGE)
+            else:
+                self._expect_end(grace_s=_GRACE_S)  # the application says 408 before
+                super().on_headers_complete()
+
+        def on_body(self, body: bytes) -> None:
+            if not self._is_refused:
+                super().on_body(body)
+
+        def on_message_complete(self) -> None:
+            self._expect_nothing()
+            if not self._is_refused:
+                super().on_message_complete()
+
+        def pause_writing(self) -> None:
+            self._expect_end()
+            super().pause_writing()
+
+        def resume_writing(self) -> None:
+            self._expect_nothing()
+            super().resume_writing()
+
+        def _expect_end(self, grace_s: float = 0.0) -> None:
+            self._expect_nothing()
+            self._deadline = self.loop.call_later(config.receive_timeout_s + grace_s, self._too_slow)
+
+        def _expect_nothing(self) -> None:
+            if self._deadline:
+                self._deadline.cancel()
+                self._deadline = None
+
+        def _too_slow(self) -> None:
+            self.transport.abort()
+
+        def _refuse(self, answer: bytes) -> None:
+            self._is_refused = True
+            self.transport.write(answer)
+            self.transport.close()
+
+    return Bounded
+
+
+class Server(uvicorn.Server):
+    """Drains before it stops: on SIGTERM it is not ready, and still answers for a while."""
+
+    def __init__(self, application: Application, config: ServerConfig) -> None:
+        self._application, self._drain_s = application, config.drain_s
+        tls = (
+            {"ssl_certfile": config.tls_certificate, "ssl_keyfile": config.tls_key} if config.tls_key else {}
+        )
+        super().__init__(
+            uvicorn.Config(
+                application,
+                host=config.host,
+                port=config.port,
+                loop="uvloop",
+                http=bounded_protocol(config),
+                ws="none",
+                lifespan="off",
+                log_level="critical",
+                access_log=False,
+                server_header=False,
+                timeout_keep_alive=round(config.idle_timeout_s),
+                timeout_graceful_shutdown=round(config.stop_s),
+                **tls,  # type: ignore[arg-type]
+            )
+        )
+
+    def handle_exit(self, sig: int, frame: FrameType | None) -> None:
+        """The first SIGTERM drains; the next one, and Ctrl-C, stop once what was accepted is answered."""
+        if sig == signal.SIGTERM and not self._application.is_draining:
+            self._application.is_draining = True
+            asyncio.get_running_loop().call_later(self._drain_s, self._stop)
+        else:
+            self._stop()
+
+    def _stop(self) -> None:
+        self._application.is_draining = True
+        self.force_exit = self.should_exit  # whoever asks twice does not want to wait
+        self.should_exit = True

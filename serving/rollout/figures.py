@@ -1,0 +1,35 @@
+"""What the servers of a rollout and who rolls out tell each other. Does not import numpy."""
+
+from __future__ import annotations
+
+from hpml.artifacts.interval import Interval
+from hpml.core.contract import Config
+
+RELEASE_HEADER = "hpml-release"  # of every answer: which of several servers behind one address it is of
+
+
+class Latencies(Config):
+    """Of one server, as its client saw them, in milliseconds."""
+
+    requests: int
+    latency_ms_p50: float
+    latency_ms_p99: float
+
+
+class SmokeFigures(Config):
+    """What was seen of the canary, and of the stable server in the same window.
+
+    disagreements, failures: in words. p50_ratio: the canary's over the stable server's, paired by round; None
+    without a stable server. engine_ms_mean: of a run of the canary's engine while it was asked, by its own
+    metrics; hardware: the CPU that it ran on.
+    """
+
+    release: str
+    answers_through: int = 0  # of the canary, by the address that clients use
+    disagreements: tuple[str, ...] = ()
+    failures: tuple[str, ...] = ()
+    canary: Latencies | None = None
+    stable: Latencies | None = None
+    p50_ratio: Interval | None = None
+    engine_ms_mean: float | None = None
+    hardware: str = ""

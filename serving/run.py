@@ -1,0 +1,170 @@
+"""A server from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import socket
+import ssl
+from collections.abc import Callable
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import uvloop
+
+from hpml.core import regular_files
+from hpml.core.errors import ConfigInvalid, ExitCode, HpmlError, Unavailable, UsageError
+from hpml.serving.application import Application
+from hpml.serving.config import ServerConfig
+from hpml.serving.http_server import Server
+from hpml.serving.model import ServedModel
+from hpml.serving.prometheus import Metrics
+
+if TYPE_CHECKING:
+    from hpml.serving.grpc_service import GrpcServer
+
+_OPENING_S = 300.0  # for a model to be opened and tried
+_LEAST_TOKEN = 16  # characters
+
+
+def serve(open_model: Callable[[], ServedModel], config: ServerConfig, tell: Callable[[str], None]) -> None:
+    """Serve the model that `open_model` gives, until SIGTERM or Ctrl-C; on SIGHUP open it anew.
+
+    It is listened from the start, and answered once the model is open. A model that cannot be opened anew
+    leaves the one before in its place. tell: where a line goes for whoever started it.
+    Raises Unavailable if the port is taken, ConfigInvalid for a token or certificates that cannot be read,
+    and what `open_model` raises.
+    """
+    with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
+        runner.run(_serve(open_model, config, tell))
+
+
+async def _serve(
+    open_model: Callable[[], ServedModel], config: ServerConfig, tell: Callable[[str], None]
+) -> None:
+    metrics, token = Metrics(), _token(config)
+    application = Application(config, metrics, token, tell)
+    server, listener = _server(application, config), _listener(config)
+    over_grpc = await _start_grpc(application, config, token)
+    listening = asyncio.create_task(server.serve([listener]))
+    anew = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, anew.set)
+    try:
+        opening = asyncio.create_task(asyncio.to_thread(open_model))
+        await asyncio.wait([opening, listening], timeout=_OPENING_S, return_when=asyncio.FIRST_COMPLETED)
+        if not opening.done():
+            _end_while_opening(listening.done(), tell)
+        model = await opening
+        await application.serve(model)
+        scheme = "https" if config.tls_key else "http"
+        tell(f"{model.name} version {model.version} at {scheme}://{config.host}:{listener.getsockname()[1]}")
+        if model.unverified:
+            tell(f"warning: not verified: {'; '.join(model.unverified)}")
+        if over_grpc:
+            tell(f"gRPC at {config.host}:{over_grpc.port}")
+        swapping = asyncio.create_task(_swap(application, open_model, anew, metrics, tell))
+        await listening
+        swapping.cancel()
+    finally:
+        server.should_exit = True
+        await listening
+        if over_grpc:
+            await over_grpc.server.stop(config.stop_s)
+
+
+def _end_while_opening(is_told_to: bool, tell: Callable[[str], None]) -> None:
+    """End the process: a thread that opens a model cannot be stopped, and there is nothing to lose yet."""
+    if not is_told_to:
+        tell(f"error: the model was not open after {_OPENING_S:g} s")
+    os._exit(ExitCode.TERMINATED if is_told_to else ExitCode.STAGE_FAILED)
+
+
+async def _start_grpc(application: Application, config: ServerConfig, token: str) -> GrpcServer | None:
+    if config.grpc_port is None:
+        return None
+    try:
+        from hpml.serving.grpc_service import GrpcServer
+    except ModuleNotFoundError as error:
+        raise UsageError(f"{error.name} is missing", fix="pip install 'hpml-pipeline[serving]'") from None
+    try:
+        made = GrpcServer(application, config, token)
+    except OSError:
+        raise _not_listening(config.host, config.grpc_port, "it is taken, or not of this machine") from None
+    await made.server.start()
+    return made
+
+
+async def _swap(
+    application: Application,
+    open_model: Callable[[], ServedModel],
+    anew: asyncio.Event,
+    metrics: Metrics,
+    tell: Callable[[str], None],
+) -> None:
+    while True:
+        await anew.wait()
+        anew.clear()
+        try:
+            model = await asyncio.wait_for(asyncio.to_thread(open_model), _OPENING_S)
+        except Exception as error:  # whatever a hostile bundle makes of it
+            metrics.failed_swaps.inc()
+            why = error if isinstance(error, HpmlError) else f"{type(error).__name__}: {error}"
+            tell(f"error: {' '.join(str(why).split())}; the model before is still served")
+            continue
+        await application.serve(model)
+        tell(f"{model.name} version {model.version} from now on")
+
+
+def _listener(config: ServerConfig) -> socket.socket:
+    """A socket at the address, of either family. Raises Unavailable if it cannot be had."""
+    try:
+        return socket.create_server(
+            (config.host, config.port),
+            family=socket.AF_INET6 if ":" in config.host else socket.AF_INET,
+            backlog=1024,
+        )
+    except OSError as error:
+        why = os.strerror(error.errno) if error.errno else str(error)
+        raise _not_listening(config.host, config.port, why) from None
+
+
+def _not_listening(host: str, port: int, why: str) -> Unavailable:
+    return Unavailable(f"port {port} of {host} cannot be listened at", why=why, fix="give another one")
+
+
+def _server(application: Application, config: ServerConfig) -> Server:
+    if config.tls_certificate and config.tls_key:
+        _check_tls(config.tls_certificate, config.tls_key)
+    return Server(application, config)
+
+
+def _check_tls(certificate: Path, key: Path) -> None:
+    """Raise ConfigInvalid if they cannot be read, or do not belong together."""
+    for file in (certificate, key):
+        if why := regular_files.problem(file):
+            raise ConfigInvalid(f"{file} cannot be read", why=f"it {why}")
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: b"")
+    except (ssl.SSLError, ValueError) as error:
+        raise ConfigInvalid(
+            f"{certificate} and {key} cannot be used for TLS",
+            why=getattr(error, "reason", None) or str(error),
+            fix="give a PEM certificate and its key, without a pass phrase",
+        ) from None
+
+
+def _token(config: ServerConfig) -> str:
+    if config.token_file is None:
+        return ""
+    try:
+        token = config.token_file.read_text(encoding="ascii").strip()
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigInvalid(f"the token in {config.token_file} cannot be read", why=str(error)) from None
+    if len(token) < _LEAST_TOKEN or not token.isprintable() or " " in token:
+        raise ConfigInvalid(
+            f"the token in {config.token_file} is refused",
+            why=f"it needs {_LEAST_TOKEN} printable characters without spaces",
+            fix="python -c 'import secrets; print(secrets.token_urlsafe())'",
+        )
+    return token
