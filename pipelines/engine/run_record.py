@@ -62,8 +62,8 @@ class RunRecord(Config):
 
 
 def new_run_id(name: str) -> str:
-    """A sortable, unique name for a run: "quickstart-20261121-114502-3f9a"."""
-    return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(2)}"
+    """A sortable, unique name for a run: "quickstart-20261121-114502-3f9a01b2"."""
+    return f"{name}-{time.strftime('%Y%m%d-%H%M%S')}-{secrets.token_hex(4)}"
 
 
 def start(

@@ -617,7 +617,7 @@ def test_a_run_that_is_over_is_not_asked_for_again(api: Api, home: Path, listene
 
 
 def test_a_run_of_this_machine_is_not_remote(home: Path) -> None:
-    assert remote_run(home, "quickstart-20261121-114502-3f9a") is None
+    assert remote_run(home, "quickstart-20261121-114502-3f9a01b2") is None
 
 
 # ------------------------------------------------------------------------------------------------- scheduling
