@@ -173,9 +173,11 @@ class Application:
         return _OTHER, _refusing(404, "there is no such path")
 
     def _check_token(self, request: Request) -> None:
+        if not self._token:
+            return
         scheme, _, given = request.headers.get("authorization", "").partition(" ")
         is_known = hmac.compare_digest(given.strip().encode("latin-1"), self._token)
-        if self._token and not (is_known and scheme.lower() == "bearer"):
+        if not (is_known and scheme.lower() == "bearer"):
             raise RequestRefused(401, "a bearer token is needed", {"www-authenticate": "Bearer"})
 
     def _ready_serving(self) -> Opened:

@@ -45,7 +45,8 @@ class Bodies:
             config.max_pending_bytes,
             config.receive_timeout_s,
         )
-        self._pending, self._metrics = 0, metrics
+        self._pending = 0
+        metrics.pending_bytes.set_function(lambda: float(self._pending))
 
     @asynccontextmanager
     async def read(self, request: Request) -> AsyncIterator[bytes]:
@@ -65,7 +66,7 @@ class Bodies:
             async with asyncio.timeout(self._timeout_s):
                 async for part in request.stream():
                     counted += len(part)
-                    self._count(len(part))
+                    self._pending += len(part)
                     if counted > self._most:
                         raise self._too_long()
                     self._check_pending()
@@ -76,21 +77,17 @@ class Bodies:
         except ClientDisconnect:
             raise RequestRefused(400, "the client went away") from None
         finally:
-            self._count(-counted)
+            self._pending -= counted
 
     @contextmanager
     def counted(self, size_bytes: int) -> Iterator[None]:
         """Count what was read elsewhere until this ends. Raises RequestRefused (429) if it is too much."""
-        self._count(size_bytes)
+        self._pending += size_bytes
         try:
             self._check_pending()
             yield
         finally:
-            self._count(-size_bytes)
-
-    def _count(self, size_bytes: int) -> None:
-        self._pending += size_bytes
-        self._metrics.pending_bytes.set(self._pending)
+            self._pending -= size_bytes
 
     def _check_pending(self) -> None:
         if self._pending > self._most_pending:

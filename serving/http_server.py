@@ -20,6 +20,35 @@ _GRACE_S = 2.0
 _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
 
 
+class _OnePacket:
+    """A transport that sends the head and the body of an answer together.
+
+    uvicorn writes them one after the other, which are two packets: they take longer to send, and a client is woken
+    twice.
+    """
+
+    def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
+        self._transport, self._loop = transport, loop
+        self._held: list[bytes] = []
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._transport, name)
+
+    def write(self, data: bytes) -> None:
+        if not self._held:  # of what has no end, such as texts that are streamed
+            self._loop.call_soon(self.flush)
+        self._held.append(data)
+
+    def flush(self) -> None:
+        if self._held:
+            held, self._held = self._held, []
+            self._transport.write(b"".join(held))
+
+    def close(self) -> None:
+        self.flush()
+        self._transport.close()
+
+
 def bounded_protocol(config: ServerConfig) -> type[HttpToolsProtocol]:
     """uvicorn's protocol, which closes connections that are one too many, too slow, or have long headers.
 
@@ -36,7 +65,7 @@ def bounded_protocol(config: ServerConfig) -> type[HttpToolsProtocol]:
         _is_half_closed = False
 
         def connection_made(self, transport: Any) -> None:
-            super().connection_made(transport)
+            super().connection_made(_OnePacket(transport, self.loop))  # type: ignore[arg-type]
             if len(self.connections) > config.max_connections:
                 self._refuse(_TOO_MANY)
                 return
@@ -63,6 +92,7 @@ def bounded_protocol(config: ServerConfig) -> type[HttpToolsProtocol]:
             return is_answering and self.scheme == "http"  # TLS knows no half
 
         def on_response_complete(self) -> None:
+            self.transport.flush()  # type: ignore[attr-defined]
             super().on_response_complete()
             if self._is_half_closed and self.cycle.response_complete:
                 self.transport.close()
@@ -145,6 +175,7 @@ class Server(uvicorn.Server):
                 log_level="critical",
                 access_log=False,
                 server_header=False,
+                proxy_headers=False,
                 timeout_keep_alive=round(config.idle_timeout_s),
                 timeout_graceful_shutdown=round(config.stop_s),
                 **tls,  # type: ignore[arg-type]

@@ -49,20 +49,20 @@ class _Input(_Lenient):
     name: str
     datatype: str
     shape: list[int] = Field(max_length=_MOST_RANK)
-    parameters: dict[str, JsonValue] = {}
+    parameters: dict[str, JsonValue] = Field(default_factory=dict)
     data: Any = None
 
 
 class _Output(_Lenient):
     name: str
-    parameters: dict[str, JsonValue] = {}
+    parameters: dict[str, JsonValue] = Field(default_factory=dict)
 
 
 class InferBody(_Lenient):
     """The JSON of a request."""
 
     id: str = ""
-    parameters: dict[str, JsonValue] = {}
+    parameters: dict[str, JsonValue] = Field(default_factory=dict)
     inputs: list[_Input]
     outputs: list[_Output] = []
 
