@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections import deque
@@ -49,8 +50,8 @@ class Batcher:
     Nothing is held back to fill a batch: what came in while the engine was busy is its next batch. So at low
     load a request is alone and waits for nothing, and batches grow with the load by themselves.
 
-    What waits for an idle engine and is a run of less than `_IN_PLACE_S`, by the latest run of its kind, is run
-    in the event loop: a thread would take longer to wake.
+    What waits for an idle engine and is a run of less than `_IN_PLACE_S`, by the latest run of its kind, is
+    run in the event loop: a thread would take longer to wake.
     """
 
     def __init__(
@@ -64,6 +65,7 @@ class Batcher:
         self._rows_waiting = 0
         self._rows_per_s = 0.0  # of recent runs; 0: there was none
         self._latest_kind: tuple[Any, ...] = ()
+        self._latest_row_s = math.inf
         self._is_running = False
         self._is_scheduled = False  # what waits, in place
         self._changed = threading.Condition()
@@ -99,7 +101,7 @@ class Batcher:
     def _is_short(self, kind: tuple[Any, ...]) -> bool:
         """Whether the engine is idle and what waits is known to take less than a thread takes to wake."""
         is_known = kind == self._latest_kind and not self._is_running
-        return is_known and self._rows_waiting < _IN_PLACE_S * self._rows_per_s
+        return is_known and self._rows_waiting * self._latest_row_s < _IN_PLACE_S
 
     def _run_in_place(self) -> None:
         with self._changed:
@@ -171,7 +173,7 @@ class Batcher:
         seconds, rows = time.perf_counter() - begun_s, sum(waiting.rows for waiting in batch)
         rate = rows / seconds
         self._rows_per_s = rate + (self._rows_per_s - rate) * (1 - _SMOOTHING) if self._rows_per_s else rate
-        self._latest_kind = batch[0].kind
+        self._latest_kind, self._latest_row_s = batch[0].kind, seconds / rows
         self._metrics.ran(rows=rows, waited_s=begun_s - batch[0].since_s, seconds=seconds)
         self._tell(batch, outputs)
         if self._drift:  # once the answers are out

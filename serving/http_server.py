@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import signal
 from types import FrameType
 from typing import Any
@@ -23,8 +24,8 @@ _TOO_LARGE = b"HTTP/1.1 431 Request Header Fields Too Large\r\nconnection: close
 class _OnePacket:
     """A transport that sends the head and the body of an answer together.
 
-    uvicorn writes them one after the other, which are two packets: they take longer to send, and a client is woken
-    twice.
+    uvicorn writes them one after the other, which are two packets: they take longer to send, and a client is
+    woken twice.
     """
 
     def __init__(self, transport: asyncio.Transport, loop: asyncio.AbstractEventLoop) -> None:
@@ -57,7 +58,8 @@ def bounded_protocol(config: ServerConfig) -> type[HttpToolsProtocol]:
     """
 
     class Bounded(HttpToolsProtocol):
-        _deadline: asyncio.TimerHandle | None = None
+        _deadline_s = math.inf  # of the loop's time
+        _timer: asyncio.TimerHandle | None = None  # one a connection, not one a request: it looks again
         _unread_header_bytes = 0  # since the last request, as long as its headers have no end
         _header_bytes = 0  # of names and values
         _is_reading_headers = False
@@ -72,7 +74,8 @@ def bounded_protocol(config: ServerConfig) -> type[HttpToolsProtocol]:
             self._expect_end()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._expect_nothing()
+            if self._timer:
+                self._timer.cancel()
             super().connection_lost(exc)
 
         def data_received(self, data: bytes) -> None:
@@ -136,16 +139,19 @@ def bounded_protocol(config: ServerConfig) -> type[HttpToolsProtocol]:
             super().resume_writing()
 
         def _expect_end(self, grace_s: float = 0.0) -> None:
-            self._expect_nothing()
-            self._deadline = self.loop.call_later(config.receive_timeout_s + grace_s, self._too_slow)
+            self._deadline_s = self.loop.time() + config.receive_timeout_s + grace_s
+            if self._timer is None:
+                self._timer = self.loop.call_at(self._deadline_s, self._look)
 
         def _expect_nothing(self) -> None:
-            if self._deadline:
-                self._deadline.cancel()
-                self._deadline = None
+            self._deadline_s = math.inf
 
-        def _too_slow(self) -> None:
-            self.transport.abort()
+        def _look(self) -> None:
+            self._timer = None
+            if self._deadline_s <= self.loop.time():
+                self.transport.abort()
+            elif self._deadline_s < math.inf:
+                self._timer = self.loop.call_at(self._deadline_s, self._look)
 
         def _refuse(self, answer: bytes) -> None:
             self._is_refused = True

@@ -100,11 +100,12 @@ def from_bytes(one: Given, told: TensorSpec, content: bytes | memoryview) -> NDA
             400, f"the input {one.name} of {[*one.shape]} takes {needed} bytes, not {len(content)}"
         )
     array = np.frombuffer(content, dtype).reshape(one.shape)
+    array = array if array.flags.aligned else array.copy()
     if dtype.kind == "b":
         array = array.view(np.uint8) != 0
     if dtype.kind == "f" and not np.isfinite(array).all():  # an engine in int8 answers NaN with numbers
         raise RequestRefused(400, f"the input {one.name} holds numbers that are not finite, such as NaN")
-    return array if array.flags.aligned else array.copy()
+    return array
 
 
 def check_sizes(

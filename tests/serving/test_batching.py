@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Coroutine
 from typing import Any
 
@@ -20,6 +21,8 @@ class Doubling:
 
     def __init__(self) -> None:
         self.ran: list[int] = []
+        self.threads: list[str] = []
+        self.seconds = 0.01  # of each run: too long for the event loop
         self.gate = threading.Event()
         self.gate.set()
         self.began = threading.Event()
@@ -27,7 +30,9 @@ class Doubling:
     def run(self, feeds: Any, operation: str = "predict") -> dict[str, np.ndarray]:
         self.began.set()
         assert self.gate.wait(30)
+        time.sleep(self.seconds)
         self.ran.append(len(feeds["x"]))
+        self.threads.append(threading.current_thread().name)
         if (feeds["x"] == 13).any():
             raise IndexError("/a/path/of/this/machine")
         return {"y": feeds["x"] * 2}
@@ -116,6 +121,66 @@ def test_who_would_wait_too_long_is_refused_at_once_and_who_was_accepted_is_answ
         assert all([(await one)["y"] == 2 for one in accepted])
 
     with_batcher(use, max_queue_s=1e-3)
+
+
+async def quick(batcher: Batcher, engine: Doubling) -> None:
+    """A first request, from which the batcher knows that runs are short."""
+    engine.seconds = 0.0
+    await batcher.ask("predict", rows(0))
+
+
+def test_short_runs_of_an_idle_engine_are_run_in_the_event_loop_as_one_batch() -> None:
+    async def use(batcher: Batcher, engine: Doubling) -> None:
+        await quick(batcher, engine)
+        answers = await asyncio.gather(*(batcher.ask("predict", rows(number)) for number in (1, 2)))
+        assert [one["y"].item() for one in answers] == [2, 4]
+        await batcher.ask("predict", {"x": np.ones((1, 2), np.float32)})  # of another shape: not known yet
+
+    engine = with_batcher(use)
+    assert engine.ran == [1, 2, 1]
+    assert engine.threads == ["engine", threading.main_thread().name, "engine"]
+
+
+def test_what_is_refused_in_the_event_loop_is_refused_alone() -> None:
+    async def use(batcher: Batcher, engine: Doubling) -> None:
+        await quick(batcher, engine)
+        good, bad = batcher.ask("predict", rows(1)), batcher.ask("predict", rows(13))
+        with pytest.raises(RequestRefused):
+            await bad
+        assert (await good)["y"] == 2
+
+    assert set(with_batcher(use).threads[1:]) == {threading.main_thread().name}
+
+
+def test_a_run_that_took_longer_than_known_is_the_last_one_in_the_event_loop() -> None:
+    async def use(batcher: Batcher, engine: Doubling) -> None:
+        await quick(batcher, engine)
+        engine.seconds = 0.05
+        for number in range(3):
+            await batcher.ask("predict", rows(number))
+
+    assert with_batcher(use).threads == ["engine", threading.main_thread().name, "engine", "engine"]
+
+
+def test_what_comes_with_a_short_run_and_is_not_of_its_kind_is_run_by_the_thread() -> None:
+    async def use(batcher: Batcher, engine: Doubling) -> None:
+        await quick(batcher, engine)
+        short = batcher.ask("predict", rows(1))
+        other = batcher.ask("predict", {"x": np.ones((1, 2), np.float32)})
+        assert (await short)["y"] == 2
+        assert (await other)["y"].tolist() == [[2, 2]]
+
+    assert sorted(with_batcher(use).ran) == [1, 1, 1]
+
+
+def test_closing_answers_what_is_about_to_run_in_the_event_loop() -> None:
+    async def use(batcher: Batcher, engine: Doubling) -> None:
+        await quick(batcher, engine)
+        waiting = batcher.ask("predict", rows(4))
+        await asyncio.to_thread(batcher.close)
+        assert (await waiting)["y"] == 8
+
+    with_batcher(use)
 
 
 def test_who_went_away_is_not_computed() -> None:
