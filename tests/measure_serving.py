@@ -353,12 +353,10 @@ def print_open_load(
     with tempfile.TemporaryDirectory() as logs, running(command, Path(logs), Path(logs) / "open", {first}):
         wait_for(served)
         os.sched_setaffinity(0, set(others))
-        capacity_per_s, loads = open_load.measured_loads(served.port, served.request, seconds, seed=0)
+        loads = open_load.measured_loads(served.port, served.request, seconds, seed=0)
         os.sched_setaffinity(0, {first, *others})
-    verdicts = {load.share: open_load.judged(load, capacity_per_s, _MAX_QUEUE_MS) for load in loads}
-    print(
-        f"\nOpen load, 32 samples a request, capacity {capacity_per_s:,.0f} requests/s, {seconds:g} s each:\n"
-    )
+    verdicts = {load.share: open_load.judged(load, _MAX_QUEUE_MS) for load in loads}
+    print(f"\nOpen load, 32 samples a request, {seconds:g} s each:\n")
     print(open_load.table(loads, verdicts))
     open_load.draw(loads, _MAX_QUEUE_MS, plot)
     print(f"\n{plot}")

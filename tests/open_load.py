@@ -35,14 +35,14 @@ path { fill: none; stroke-width: 2 }
 
 @dataclass
 class Load:
-    """What came of requests at a rate. seconds: for which they were sent. In ms, but for that.
+    """What came of requests at a share of what the server could do just before. seconds: for which they came.
 
     accepted_ms, refused_ms: of what was answered with 200, and with 429. late_ms: how late each was sent.
     lost: what had no answer, or another.
     """
 
     share: float
-    rate_per_s: float
+    capacity_per_s: float
     seconds: float
     accepted_ms: list[float] = field(default_factory=list)
     refused_ms: list[float] = field(default_factory=list)
@@ -136,7 +136,11 @@ async def _capacity_per_s(port: int, request: bytes, seconds: float) -> float:
 
 
 async def _send(port: int, request: bytes, load: Load, chance: np.random.Generator) -> None:
-    """Send at the times of a Poisson process, and note what comes of it in `load`."""
+    """Send at the times of a Poisson process, and note what comes of it in `load`.
+
+    They are as many as are expected of it, so that a share of the capacity is that share: given their number,
+    its times are those of uniform ones in order.
+    """
     idle: deque[_Connection] = deque()
 
     def done(connection: _Connection, status: int, due_s: float) -> None:
@@ -150,9 +154,9 @@ async def _send(port: int, request: bytes, load: Load, chance: np.random.Generat
 
     connections = await _connections(port, request, _CONNECTIONS, done)
     idle.extend(connections)
-    due_s = np.cumsum(chance.exponential(1 / load.rate_per_s, round(2 * load.rate_per_s * load.seconds)))
+    due_s = np.sort(chance.uniform(0.0, load.seconds, round(load.share * load.capacity_per_s * load.seconds)))
     begun_s = time.perf_counter()
-    for at_s in begun_s + due_s[due_s < load.seconds]:
+    for at_s in begun_s + due_s:
         while (wait_s := at_s - time.perf_counter()) > 0 or not idle:
             await asyncio.sleep(max(wait_s, 0.0005))
         load.late_ms.append((time.perf_counter() - at_s) * 1e3)
@@ -165,24 +169,24 @@ async def _send(port: int, request: bytes, load: Load, chance: np.random.Generat
         connection.close()
 
 
-def measured_loads(port: int, request: bytes, seconds: float, seed: int) -> tuple[float, list[Load]]:
-    """The capacity of a server in requests per second, and what came of each share of it."""
+def measured_loads(port: int, request: bytes, seconds: float, seed: int) -> list[Load]:
+    """What came of each share of the capacity, which is measured before each: machines change their speed."""
     chance = np.random.default_rng(seed)
 
-    async def measure() -> tuple[float, list[Load]]:
+    async def measure() -> list[Load]:
         await _capacity_per_s(port, request, seconds / 4)
-        capacity_per_s = await _capacity_per_s(port, request, seconds / 2)
-        loads = [Load(share, share * capacity_per_s, seconds) for share in SHARES]
-        for load in loads:
-            await _send(port, request, load, chance)
+        loads = []
+        for share in SHARES:
+            loads.append(Load(share, await _capacity_per_s(port, request, seconds / 4), seconds))
+            await _send(port, request, loads[-1], chance)
             await asyncio.sleep(0.5)
-        return capacity_per_s, loads
+        return loads
 
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         return runner.run(measure())
 
 
-def judged(load: Load, capacity_per_s: float, max_queue_ms: float) -> str:
+def judged(load: Load, max_queue_ms: float) -> str:
     """What is not as it has to be; "" if nothing.
 
     No request may be lost. At half of the capacity none may be refused, and the slowest 1 % take at most the
@@ -198,8 +202,8 @@ def judged(load: Load, capacity_per_s: float, max_queue_ms: float) -> str:
         found.append(f"p99 is {p99_ms:.0f} ms, {max_queue_ms:.0f} are allowed")
     if 0.5 < load.share < 1 and load.shed > 0.01:
         found.append(f"{load.shed:.1%} refused, 1 % may be")
-    if load.share > 1 and load.goodput_per_s < 0.9 * capacity_per_s:
-        found.append(f"goodput is {load.goodput_per_s / capacity_per_s:.2f} of the capacity, 0.9 is needed")
+    if load.share > 1 and (good := load.goodput_per_s / load.capacity_per_s) < 0.9:
+        found.append(f"goodput is {good:.2f} of the capacity, 0.9 is needed")
     if load.share > 1 and (p99_ms := _ms(load.refused_ms, 0.99)) >= 50:
         found.append(f"a 429 takes {p99_ms:.0f} ms, less than 50 are needed")
     return "; ".join(found)
@@ -208,13 +212,13 @@ def judged(load: Load, capacity_per_s: float, max_queue_ms: float) -> str:
 def table(loads: Iterable[Load], verdicts: Mapping[float, str]) -> str:
     """Markdown."""
     rows = [
-        f"| {load.share:g} x | {load.sent:,} | {load.shed:.1%} | {_ms(load.accepted_ms, 0.5):.1f} "
-        f"| {_ms(load.accepted_ms, 0.99):.1f} | {load.goodput_per_s:,.0f} | {_ms(load.refused_ms, 0.99):.1f} "
+        f"| {load.share:g} x | {load.capacity_per_s:,.0f} | {load.sent:,} | {load.shed:.1%} "
+        f"| {_ms(load.accepted_ms, 0.5):.1f} | {_ms(load.accepted_ms, 0.99):.1f} | {load.goodput_per_s:,.0f} | {_ms(load.refused_ms, 0.99):.1f} "
         f"| {load.lost} | {verdicts[load.share] or 'as it has to be'} |"
         for load in loads
     ]
-    head = "| load | requests | refused | p50 ms | p99 ms | goodput, 1/s | p99 to 429, ms | lost | verdict |"
-    return "\n".join([head, "|--:|--:|--:|--:|--:|--:|--:|--:|---|", *rows])
+    head = "| load | capacity, 1/s | requests | refused | p50 ms | p99 ms | goodput, 1/s | p99 to 429, ms | lost | verdict |"
+    return "\n".join([head, "|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|", *rows])
 
 
 def draw(loads: Iterable[Load], max_queue_ms: float, file: Path) -> None:

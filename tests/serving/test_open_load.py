@@ -18,7 +18,7 @@ def load(
     """Of ten seconds."""
     return Load(
         share,
-        share * CAPACITY_PER_S,
+        CAPACITY_PER_S,
         10.0,
         accepted_ms=[ms] * accepted,
         refused_ms=[refused_ms] * refused,
@@ -42,19 +42,19 @@ def load(
     ],
 )
 def test_what_is_not_kept_is_told(measured: Load, told: str) -> None:
-    assert judged(measured, CAPACITY_PER_S, max_queue_ms=100.0) == told
+    assert judged(measured, max_queue_ms=100.0) == told
 
 
 def test_a_client_that_was_late_judges_nothing() -> None:
     late = load(0.5, accepted=500)
     late.late_ms = [40.0] * 500
-    assert judged(late, CAPACITY_PER_S, 100.0) == "not judged: the client sent 40 ms late"
+    assert judged(late, 100.0) == "not judged: the client sent 40 ms late"
 
 
 def test_the_table_and_the_picture_have_a_row_and_a_line_for_each(tmp_path: Path) -> None:
     loads = [load(0.5, accepted=500), load(1.5, accepted=950, refused=550)]
     rows = table(loads, {0.5: "", 1.5: "1 lost"}).splitlines()
-    assert rows[2] == "| 0.5 x | 500 | 0.0% | 5.0 | 5.0 | 50 | 0.0 | 0 | as it has to be |"
+    assert rows[2] == "| 0.5 x | 100 | 500 | 0.0% | 5.0 | 5.0 | 50 | 0.0 | 0 | as it has to be |"
     assert rows[3].endswith("| 1 lost |")
     draw(loads, 100.0, tmp_path / "load.svg")
     drawn = ElementTree.parse(tmp_path / "load.svg").getroot()
