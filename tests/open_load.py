@@ -211,14 +211,21 @@ def judged(load: Load, max_queue_ms: float) -> str:
 
 def table(loads: Iterable[Load], verdicts: Mapping[float, str]) -> str:
     """Markdown."""
-    rows = [
-        f"| {load.share:g} x | {load.capacity_per_s:,.0f} | {load.sent:,} | {load.shed:.1%} "
-        f"| {_ms(load.accepted_ms, 0.5):.1f} | {_ms(load.accepted_ms, 0.99):.1f} | {load.goodput_per_s:,.0f} | {_ms(load.refused_ms, 0.99):.1f} "
-        f"| {load.lost} | {verdicts[load.share] or 'as it has to be'} |"
-        for load in loads
-    ]
-    head = "| load | capacity, 1/s | requests | refused | p50 ms | p99 ms | goodput, 1/s | p99 to 429, ms | lost | verdict |"
-    return "\n".join([head, "|--:|--:|--:|--:|--:|--:|--:|--:|--:|---|", *rows])
+    columns = {
+        "load": lambda load: f"{load.share:g} x",
+        "capacity, 1/s": lambda load: f"{load.capacity_per_s:,.0f}",
+        "requests": lambda load: f"{load.sent:,}",
+        "refused": lambda load: f"{load.shed:.1%}",
+        "p50 ms": lambda load: f"{_ms(load.accepted_ms, 0.5):.1f}",
+        "p99 ms": lambda load: f"{_ms(load.accepted_ms, 0.99):.1f}",
+        "goodput, 1/s": lambda load: f"{load.goodput_per_s:,.0f}",
+        "p99 to 429, ms": lambda load: f"{_ms(load.refused_ms, 0.99):.1f}",
+        "lost": lambda load: f"{load.lost}",
+        "verdict": lambda load: verdicts[load.share] or "as it has to be",
+    }
+    rows = [list(columns), ["--:"] * (len(columns) - 1) + ["---"]]
+    rows += [[told(load) for told in columns.values()] for load in loads]
+    return "\n".join(f"| {' | '.join(row)} |" for row in rows)
 
 
 def draw(loads: Iterable[Load], max_queue_ms: float, file: Path) -> None:
