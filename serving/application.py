@@ -210,6 +210,7 @@ class Application:
 
     async def _infer(self, request: Request, name: str, version: str) -> Response:
         serving, operation = self.named(name, version)
+        serving.batcher.check_wait()
         with serving.held():
             async with self.bodies.read(request) as body:
                 asked = open_inference.parse_request(
@@ -248,6 +249,7 @@ class Application:
         loop = asyncio.get_running_loop()
         if self._reading >= _MOST_READ:
             raise overloaded(f"{self._reading} bodies are being read already", 1)
+        serving.batcher.check_wait()
         with serving.held():
             async with self.bodies.read(request) as body:
                 self._reading += 1

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -86,9 +86,8 @@ class Batcher:
         with self._changed:
             if self._is_closed:
                 raise RequestRefused(503, "another model takes over", {"retry-after": "1"})
-            wait_s = self._rows_waiting / self._rows_per_s if self._rows_per_s else 0.0
-            if wait_s > self._max_queue_s and not is_accepted:
-                raise overloaded(f"{self._rows_waiting} rows wait already", wait_s)
+            if not is_accepted:
+                self.check_wait()
             self._queue.append(waiting)
             self._rows_waiting += rows
             if not self._is_short(waiting.kind):
@@ -97,6 +96,12 @@ class Batcher:
                 self._is_scheduled = True
                 self._loop.call_soon(self._run_in_place)
         return waiting.answer
+
+    def check_wait(self) -> None:
+        """Raise RequestRefused (429) if a request would wait longer than is allowed."""
+        wait_s = self._rows_waiting / self._rows_per_s if self._rows_per_s else 0.0
+        if wait_s > self._max_queue_s:
+            raise overloaded(f"{self._rows_waiting} rows wait already", wait_s)
 
     def _is_short(self, kind: tuple[Any, ...]) -> bool:
         """Whether the engine is idle and what waits is known to take less than a thread takes to wake."""
@@ -112,7 +117,6 @@ class Batcher:
             self._is_running = True
         self._answer(batch)
         with self._changed:
-            self._is_running = False
             if self._queue or self._is_closed:
                 self._changed.notify()
 
@@ -132,7 +136,6 @@ class Batcher:
         """In the engine's thread: run what waits, until all is answered and the batcher is closed."""
         while True:
             with self._changed:
-                self._is_running = False
                 while self._is_running or not (self._queue or self._is_closed):
                     self._changed.wait()
                 if not self._queue:
@@ -158,26 +161,30 @@ class Batcher:
         return [waiting for waiting in batch if not waiting.answer.cancelled()]
 
     def _answer(self, batch: list[_Waiting]) -> None:
+        answers = self._answers(batch)
+        self._is_running = False  # before anybody is told: who asks anew then finds the engine idle
+        if threading.current_thread() is self._thread:
+            self._loop.call_soon_threadsafe(self._tell, batch, answers)
+        else:
+            self._tell(batch, answers)
+
+    def _answers(self, batch: list[_Waiting]) -> Sequence[Arrays | RequestRefused]:
+        """To each; where the engine refuses them together, one may be to blame: they are run one by one."""
         if not batch:
-            return
+            return []
         begun_s = time.perf_counter()
         try:
             outputs = self._run(batch)
         except Exception as error:  # ONNX Runtime's derive from nothing narrower
-            if len(batch) > 1:  # one of them may be to blame: the others have an answer
-                for waiting in batch:
-                    self._answer([waiting])
-            else:
-                self._tell(batch, [_refusal(error)])
-            return
+            if len(batch) == 1:
+                return [_refusal(error)]
+            return [answer for waiting in batch for answer in self._answers([waiting])]
         seconds, rows = time.perf_counter() - begun_s, sum(waiting.rows for waiting in batch)
         rate = rows / seconds
         self._rows_per_s = rate + (self._rows_per_s - rate) * (1 - _SMOOTHING) if self._rows_per_s else rate
         self._latest_kind, self._latest_row_s = batch[0].kind, seconds / rows
         self._metrics.ran(rows=rows, waited_s=begun_s - batch[0].since_s, seconds=seconds)
-        self._tell(batch, outputs)
-        if self._drift:  # once the answers are out
-            self._later(self._drift.add, batch[0].operation, batch[0].feeds, outputs[0])
+        return outputs
 
     def _run(self, batch: list[_Waiting]) -> list[Arrays]:
         """The outputs of each."""
@@ -193,30 +200,17 @@ class Batcher:
         ]
 
     def _tell(self, batch: list[_Waiting], answers: Sequence[Arrays | RequestRefused]) -> None:
-        if self._is_in_thread():
-            self._loop.call_soon_threadsafe(_set, batch, answers)
-        else:
-            _set(batch, answers)
-
-    def _later(self, call: Callable[..., None], *given: Any) -> None:
-        """Once those who wait have been told."""
-        if self._is_in_thread():
-            call(*given)
-        else:
-            self._loop.call_soon(call, *given)
-
-    def _is_in_thread(self) -> bool:
-        return threading.current_thread() is self._thread
-
-
-def _set(batch: list[_Waiting], answers: Sequence[Arrays | RequestRefused]) -> None:
-    for waiting, answer in zip(batch, answers, strict=True):
-        if waiting.answer.cancelled():
-            continue
-        if isinstance(answer, RequestRefused):
-            waiting.answer.set_exception(answer)
-        else:
-            waiting.answer.set_result(answer)
+        """In the event loop."""
+        for waiting, answer in zip(batch, answers, strict=True):
+            if waiting.answer.cancelled():
+                continue
+            if isinstance(answer, RequestRefused):
+                waiting.answer.set_exception(answer)
+            else:
+                waiting.answer.set_result(answer)
+        if self._drift and answers and not isinstance(answers[0], RequestRefused):
+            # Behind those who wait: once the answers are out.
+            self._loop.call_soon(self._drift.add, batch[0].operation, batch[0].feeds, answers[0])
 
 
 def _refusal(error: Exception) -> RequestRefused:

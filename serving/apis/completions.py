@@ -253,7 +253,7 @@ class _Stream:
         ended: Callable[[], None],
     ) -> None:
         self._loop = asyncio.get_running_loop()
-        self._pieces: asyncio.Queue[Piece | int | BaseException | None] = asyncio.Queue()
+        self._pieces: asyncio.Queue[Piece | int | RequestRefused | None] = asyncio.Queue()
         self._make, self._stops, self._ended, self._is_stopped = make, stops, ended, False
         threads.submit(self._work)
 
@@ -275,11 +275,12 @@ class _Stream:
 
     async def _next(self) -> Piece | int | None:
         told = await self._pieces.get()
-        if isinstance(told, BaseException):
+        if isinstance(told, RequestRefused):
             raise told
         return told
 
     def _work(self) -> None:
+        last: RequestRefused | None = None
         try:
             made = self._make()
             self._tell(made.prompt_tokens)
@@ -287,18 +288,18 @@ class _Stream:
                 self._tell(piece)
                 if self._is_stopped:
                     return
-            self._tell(None)
         except RequestRefused as refused:
-            self._tell(refused)
+            last = refused
         except ConfigInvalid as error:
-            self._tell(RequestRefused(400, f"{error.what}: {error.why}"))
+            last = RequestRefused(400, f"{error.what}: {error.why}")
         except Exception as error:  # whatever the engine or the tokenizer makes of a text
-            self._tell(RequestRefused(400, f"no text follows ({type(error).__name__})"))
+            last = RequestRefused(400, f"no text follows ({type(error).__name__})")
         finally:
             with suppress(RuntimeError):
                 self._loop.call_soon_threadsafe(self._ended)
+            self._tell(last)  # after that: who has the whole text finds room for the next one
 
-    def _tell(self, told: Piece | int | BaseException | None) -> None:
+    def _tell(self, told: Piece | int | RequestRefused | None) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits
             self._loop.call_soon_threadsafe(self._pieces.put_nowait, told)
 

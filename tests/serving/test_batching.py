@@ -6,14 +6,28 @@ import asyncio
 import threading
 import time
 from collections.abc import Coroutine
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 
+from hpml.serving import batching
+from hpml.serving.application import Application
 from hpml.serving.batching import Batcher
+from hpml.serving.config import ServerConfig
 from hpml.serving.errors import RequestRefused
+from hpml.serving.model import open_bundle
 from hpml.serving.prometheus import Metrics
+from tests.serving.small_bundles import write_bundle
+
+SLOW_S = 0.3  # too long for the event loop
+
+
+@pytest.fixture(autouse=True)
+def short_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a busy machine, too, a run that does nothing is a short one."""
+    monkeypatch.setattr(batching, "_IN_PLACE_S", SLOW_S / 2)
 
 
 class Doubling:
@@ -22,7 +36,7 @@ class Doubling:
     def __init__(self) -> None:
         self.ran: list[int] = []
         self.threads: list[str] = []
-        self.seconds = 0.01  # of each run: too long for the event loop
+        self.seconds = 0.0  # of each run
         self.gate = threading.Event()
         self.gate.set()
         self.began = threading.Event()
@@ -107,12 +121,11 @@ def test_a_request_that_the_engine_refuses_spoils_no_other() -> None:
 
 def test_who_would_wait_too_long_is_refused_at_once_and_who_was_accepted_is_answered() -> None:
     async def use(batcher: Batcher, engine: Doubling) -> None:
-        await batcher.ask("predict", rows(0))  # so that it knows how fast the engine is
-        engine.began.clear()
+        await known(batcher, engine, SLOW_S)
         first = await busy(batcher, engine)
         accepted = []
         with pytest.raises(RequestRefused) as refused:
-            while len(accepted) < 1_000_000:
+            while len(accepted) < 100:
                 accepted.append(batcher.ask("predict", rows(1)))
         assert refused.value.status == 429
         assert int(refused.value.headers["retry-after"]) >= 1
@@ -123,15 +136,16 @@ def test_who_would_wait_too_long_is_refused_at_once_and_who_was_accepted_is_answ
     with_batcher(use, max_queue_s=1e-3)
 
 
-async def quick(batcher: Batcher, engine: Doubling) -> None:
-    """A first request, from which the batcher knows that runs are short."""
-    engine.seconds = 0.0
+async def known(batcher: Batcher, engine: Doubling, seconds: float) -> None:
+    """A first request, from which the batcher knows how long a run takes."""
+    engine.seconds = seconds
     await batcher.ask("predict", rows(0))
+    engine.began.clear()
 
 
 def test_short_runs_of_an_idle_engine_are_run_in_the_event_loop_as_one_batch() -> None:
     async def use(batcher: Batcher, engine: Doubling) -> None:
-        await quick(batcher, engine)
+        await known(batcher, engine, 0.0)
         answers = await asyncio.gather(*(batcher.ask("predict", rows(number)) for number in (1, 2)))
         assert [one["y"].item() for one in answers] == [2, 4]
         await batcher.ask("predict", {"x": np.ones((1, 2), np.float32)})  # of another shape: not known yet
@@ -143,7 +157,7 @@ def test_short_runs_of_an_idle_engine_are_run_in_the_event_loop_as_one_batch() -
 
 def test_what_is_refused_in_the_event_loop_is_refused_alone() -> None:
     async def use(batcher: Batcher, engine: Doubling) -> None:
-        await quick(batcher, engine)
+        await known(batcher, engine, 0.0)
         good, bad = batcher.ask("predict", rows(1)), batcher.ask("predict", rows(13))
         with pytest.raises(RequestRefused):
             await bad
@@ -154,8 +168,8 @@ def test_what_is_refused_in_the_event_loop_is_refused_alone() -> None:
 
 def test_a_run_that_took_longer_than_known_is_the_last_one_in_the_event_loop() -> None:
     async def use(batcher: Batcher, engine: Doubling) -> None:
-        await quick(batcher, engine)
-        engine.seconds = 0.05
+        await known(batcher, engine, 0.0)
+        engine.seconds = SLOW_S
         for number in range(3):
             await batcher.ask("predict", rows(number))
 
@@ -164,7 +178,7 @@ def test_a_run_that_took_longer_than_known_is_the_last_one_in_the_event_loop() -
 
 def test_what_comes_with_a_short_run_and_is_not_of_its_kind_is_run_by_the_thread() -> None:
     async def use(batcher: Batcher, engine: Doubling) -> None:
-        await quick(batcher, engine)
+        await known(batcher, engine, 0.0)
         short = batcher.ask("predict", rows(1))
         other = batcher.ask("predict", {"x": np.ones((1, 2), np.float32)})
         assert (await short)["y"] == 2
@@ -175,7 +189,7 @@ def test_what_comes_with_a_short_run_and_is_not_of_its_kind_is_run_by_the_thread
 
 def test_closing_answers_what_is_about_to_run_in_the_event_loop() -> None:
     async def use(batcher: Batcher, engine: Doubling) -> None:
-        await quick(batcher, engine)
+        await known(batcher, engine, 0.0)
         waiting = batcher.ask("predict", rows(4))
         await asyncio.to_thread(batcher.close)
         assert (await waiting)["y"] == 8
@@ -207,3 +221,30 @@ def test_closing_answers_what_waits() -> None:
         assert (await waiting)["y"] == 8
 
     with_batcher(use)
+
+
+def test_who_would_wait_too_long_is_refused_before_the_body_is_read(tmp_path: Path) -> None:
+    sent: list[Any] = []
+
+    async def receive() -> Any:
+        raise AssertionError("the body was read")
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    async def main() -> None:
+        application = Application(ServerConfig(max_queue_ms=1), Metrics())
+        await application.serve(open_bundle(write_bundle(tmp_path / "bundle")))
+        engine = Doubling()
+        batcher = Batcher(engine, max_rows=8, max_queue_s=1e-3, metrics=application.metrics)  # type: ignore[arg-type]
+        application.named("small", "")[0].batcher = batcher
+        await known(batcher, engine, SLOW_S)
+        await busy(batcher, engine)
+        batcher.ask("predict", rows(1))
+        path = "/v2/models/small/infer"
+        await application({"type": "http", "method": "POST", "path": path, "headers": []}, receive, send)
+        engine.gate.set()
+        await asyncio.to_thread(batcher.close)
+
+    asyncio.run(main())
+    assert sent[0]["status"] == 429

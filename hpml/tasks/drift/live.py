@@ -37,7 +37,7 @@ class Drift:
         begun_s = time.thread_time()  # of this thread alone: it may wait for others in between
         try:
             self._count(_first_rows(inputs), _first_rows(outputs))
-        except Exception:  # what is only for a metric must not end the engine's thread
+        except Exception:  # what is only for a metric must not end the server
             self.failures += 1
         self._next_s = time.perf_counter() + (time.thread_time() - begun_s) / _SHARE_OF_TIME
 
