@@ -6,7 +6,7 @@ import asyncio
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -50,11 +50,21 @@ class Batcher:
     """
 
     def __init__(
-        self, runs: Runs, *, max_rows: int, max_queue_s: float, metrics: Metrics, drift: Drift | None = None
+        self,
+        runs: Runs,
+        *,
+        max_rows: int,
+        max_queue_s: float,
+        metrics: Metrics,
+        drift: Drift | None = None,
+        record: Callable[[str, Arrays], None] | None = None,
     ) -> None:
-        """max_rows: of one run of the engine. max_queue_s: the longest wait that is accepted."""
+        """max_rows: of one run of the engine. max_queue_s: the longest wait that is accepted.
+
+        record: is given the operation and the inputs of one answered request of each run.
+        """
         self._runs, self._max_rows, self._max_queue_s, self._metrics = runs, max_rows, max_queue_s, metrics
-        self._drift = drift
+        self._drift, self._record = drift, record
         self._loop = asyncio.get_running_loop()
         self._queue: deque[_Waiting] = deque()
         self._rows_waiting = 0
@@ -143,6 +153,8 @@ class Batcher:
         self._tell(batch, outputs)
         if self._drift:  # once the answers are out
             self._drift.add(batch[0].operation, batch[0].feeds, outputs[0])
+        if self._record:
+            self._record(batch[0].operation, batch[0].feeds)
 
     def _run(self, batch: list[_Waiting]) -> list[Arrays]:
         """The outputs of each."""
