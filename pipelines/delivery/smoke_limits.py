@@ -62,17 +62,18 @@ def judge(figures: SmokeFigures, limits: SmokeLimits, benchmark: Benchmark | Non
     elif figures.canary:
         notes.append("latency is compared with no stable version: there is none")
     problem, note = _against_benchmark(figures, limits, benchmark)
+    problems, notes = [*problems, problem], [*notes, note]
     if figures.replay:
-        problems += _problems_of_replay(figures.replay, limits)
-        notes.append(_in_words(figures.replay))
-    return SmokeVerdict(tuple(filter(None, [*problems, problem])), tuple(filter(None, [*notes, note])))
+        is_compared = figures.stable is not None
+        problems += _problems_of_replay(figures.replay, limits.replay_agreement if is_compared else None)
+        notes.append(_in_words(figures.replay, is_compared=is_compared))
+    return SmokeVerdict(tuple(filter(None, problems)), tuple(filter(None, notes)))
 
 
-def _problems_of_replay(replay: ReplayFigures, limits: SmokeLimits) -> list[str]:
+def _problems_of_replay(replay: ReplayFigures, least: float | None) -> list[str]:
+    """least: agreement; None: any."""
     found = [f"replayed {failure}" for failure in replay.failures]
-    least = limits.replay_agreement
-    is_alone = replay.stable is None and not replay.unanswered_by_stable
-    if least is None or is_alone:
+    if least is None:
         return found
     if replay.agreement is None:
         found.append("no replayed request was answered by both versions, so their agreement is not known")
@@ -83,11 +84,11 @@ def _problems_of_replay(replay: ReplayFigures, limits: SmokeLimits) -> list[str]
     return found
 
 
-def _in_words(replay: ReplayFigures) -> str:
+def _in_words(replay: ReplayFigures, *, is_compared: bool) -> str:
     told = f"{replay.sent:,} of {replay.recorded:,} recorded requests were replayed"
     if replay.canary:
         told += f", p50 {replay.canary.latency_ms_p50:.3g} ms"
-    if replay.stable is None and not replay.unanswered_by_stable:
+    if not is_compared:
         return f"{told}, and compared with no stable version: there is none"
     if replay.stable:
         told += f", the stable version's {replay.stable.latency_ms_p50:.3g} ms"
