@@ -25,7 +25,7 @@ from hpml.core.errors import explained
 from hpml.measuring.subjects.bundle import BundleSubject
 from hpml.serving.rollout.client import Client, NoAnswer, Request, as_request, outputs, resolved, summed_up
 from hpml.serving.rollout.figures import RELEASE_HEADER, SmokeFigures
-from hpml.serving.rollout.replay import replay
+from hpml.serving.rollout.replaying import replay
 from hpml.tasks.packaging.engine_script import distance
 
 if TYPE_CHECKING:

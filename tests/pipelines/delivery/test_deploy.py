@@ -478,7 +478,10 @@ def test_requests_that_do_not_fit_are_named_before_anything_is_rolled_out(
             "--replay means nothing with --output",
         ),
         (("--to", "compose", "-o", "out", "--replay", "requests"), "--replay means nothing to compose"),
-        (("--to", "local", "--replay", "requests", "--replay-agreement", "98"), "98.0 is not in the range"),
+        (
+            ("--to", "local", "--replay", "requests", "--replay-agreement", "98"),
+            "'--replay-agreement': Input should be less than",
+        ),
     ],
 )
 def test_a_replay_that_cannot_be_is_a_wrong_command(

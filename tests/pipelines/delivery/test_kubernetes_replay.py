@@ -1,4 +1,4 @@
-"""Recorded requests in a cluster: they reach the pod that asks, whole, and are gone from the store after that."""
+"""Recorded requests in a cluster: they reach the pod that asks, whole, and leave the store after that."""
 
 from __future__ import annotations
 

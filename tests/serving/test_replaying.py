@@ -12,10 +12,10 @@ import pytest
 
 from hpml.artifacts.operation import Operation, TensorSpec
 from hpml.serving.apis import open_inference
-from hpml.serving.rollout import replay as module
+from hpml.serving.rollout import replaying, smoke
 from hpml.serving.rollout.client import Client, NoAnswer, Request
-from hpml.serving.rollout.figures import ReplayFigures
-from hpml.serving.rollout.replay import replay
+from hpml.serving.rollout.figures import ReplayFigures, SmokeFigures
+from hpml.serving.rollout.replaying import replay
 from hpml.tasks import TASKS
 from tests.serving.small_bundles import (
     CLASSES,
@@ -26,6 +26,7 @@ from tests.serving.small_bundles import (
     logits,
     write_bundle,
 )
+from tests.serving.test_server import serving
 
 X = np.random.default_rng(7).standard_normal((40, 1, 4, 4)).astype(np.float32)
 OPPOSITE = -WEIGHTS  # what was the likeliest class is the least likely one
@@ -128,9 +129,22 @@ def test_it_ends_early_with_a_canary_that_fails_and_when_its_time_is_over(
 ) -> None:
     told = figures(bundle, requests, Version(fails=frozenset(range(100))), Version())
     assert (told.recorded, told.sent, len(told.failures)) == (10, 5, 5)
-    monkeypatch.setattr(module, "MOST_REPLAY_S", -1.0)
+    monkeypatch.setattr(replaying, "MOST_REPLAY_S", -1.0)
     told = figures(bundle, requests, Version(), Version())
     assert (told.recorded, told.sent, told.canary) == (10, 0, None)
+
+
+def test_the_program_of_the_pod_that_asks_replays_them(
+    bundle: Path, requests: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with serving(str(bundle)) as address:
+        url = f"http://localhost:{address.port}"
+        smoke.main(
+            [str(bundle), "a-release", url, "--stable", url, "--seconds", "0", "--requests", str(requests)]
+        )
+    told = SmokeFigures.model_validate_json(capsys.readouterr().out)
+    assert not told.failures and told.replay
+    assert (told.replay.recorded, told.replay.sent, told.replay.agreement) == (10, 10, 1.0)
 
 
 def test_what_a_server_answers_first_may_decide_nothing() -> None:
