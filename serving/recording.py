@@ -132,11 +132,13 @@ def _opened(file: Path) -> int:
     except OSError as error:
         why = "it is a link" if error.errno == errno.ELOOP else str(error.strerror)
         raise _not_recording(file, why) from None
-    mode = os.fstat(descriptor).st_mode
+    status = os.fstat(descriptor)
     try:
-        if not stat.S_ISREG(mode):
+        if not stat.S_ISREG(status.st_mode):
             raise _not_recording(file, "it is no regular file")
-        if mode & 0o077:
+        if status.st_uid != os.geteuid():
+            raise _not_recording(file, "it is another user's")
+        if status.st_mode & 0o077:
             raise _not_recording(file, "others may open it", f"chmod 600 {file}")
         fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:

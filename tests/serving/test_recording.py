@@ -217,6 +217,13 @@ def test_a_file_that_is_not_for_it_is_left_alone(file: Path, make: Any, why: str
     assert make is not notes or file.read_text() == "notes\nof somebody"
 
 
+def test_a_file_of_somebody_else_is_left_alone(file: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    recorder(file).close()
+    monkeypatch.setattr(recording.os, "geteuid", lambda: file.stat().st_uid + 1)
+    with pytest.raises(UsageError, match="another user's"):
+        recorder(file)
+
+
 def test_two_servers_do_not_share_a_file(file: Path) -> None:
     made = recorder(file)
     with pytest.raises(UsageError, match="another server records there"):
