@@ -26,6 +26,7 @@ from hpml.serving.errors import RequestRefused, overloaded
 from hpml.serving.model import ServedModel
 from hpml.serving.opened import Opened
 from hpml.serving.prometheus import Metrics
+from hpml.serving.recording import Recorder
 from hpml.serving.rollout.figures import RELEASE_HEADER
 
 SERVER = {
@@ -47,11 +48,16 @@ class Application:
     """Answers requests to one model; before there is one, and while draining, it is not ready."""
 
     def __init__(
-        self, config: ServerConfig, metrics: Metrics, token: str = "", tell: Callable[[str], None] = print
+        self,
+        config: ServerConfig,
+        metrics: Metrics,
+        token: str = "",
+        tell: Callable[[str], None] = print,
+        recorder: Recorder | None = None,
     ) -> None:
         """token: that requests have to bring; "" is none. tell: where a line goes for whoever started it."""
         self._config, self.metrics, self.tell = config, metrics, tell
-        self._token = token.encode()
+        self._token, self._recorder = token.encode(), recorder
         self.bodies = Bodies(config, metrics)
         self._serving: Opened | None = None
         # Decoding a picture takes longer than other requests may wait.
@@ -63,7 +69,7 @@ class Application:
 
     async def serve(self, model: ServedModel) -> None:
         """Answer with `model` from now on; requests that the one before has accepted are answered by it."""
-        former, opened = self._serving, Opened(model, self._config, self.metrics)
+        former, opened = self._serving, Opened(model, self._config, self.metrics, self._recorder)
         self._serving = opened
         self.metrics.rows_waiting.set_function(lambda: float(opened.batcher.rows_waiting))
         self.metrics.serves(model.name, model.version, model.digest, model.drift)

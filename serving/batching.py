@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -55,11 +55,21 @@ class Batcher:
     """
 
     def __init__(
-        self, runs: Runs, *, max_rows: int, max_queue_s: float, metrics: Metrics, drift: Drift | None = None
+        self,
+        runs: Runs,
+        *,
+        max_rows: int,
+        max_queue_s: float,
+        metrics: Metrics,
+        drift: Drift | None = None,
+        record: Callable[[str, Arrays], None] | None = None,
     ) -> None:
-        """max_rows: of one run of the engine. max_queue_s: the longest wait that is accepted."""
+        """max_rows: of one run of the engine. max_queue_s: the longest wait that is accepted.
+
+        record: is given the operation and the inputs of one answered request of each run.
+        """
         self._runs, self._max_rows, self._max_queue_s, self._metrics = runs, max_rows, max_queue_s, metrics
-        self._drift = drift
+        self._drift, self._record = drift, record
         self._loop = asyncio.get_running_loop()
         self._queue: deque[_Waiting] = deque()
         self._rows_waiting = 0
@@ -208,9 +218,15 @@ class Batcher:
                 waiting.answer.set_exception(answer)
             else:
                 waiting.answer.set_result(answer)
-        if self._drift and answers and not isinstance(answers[0], RequestRefused):
+        if answers and not isinstance(answers[0], RequestRefused):
             # Behind those who wait: once the answers are out.
-            self._loop.call_soon(self._drift.add, batch[0].operation, batch[0].feeds, answers[0])
+            self._loop.call_soon(self._note, batch[0], answers[0])
+
+    def _note(self, asked: _Waiting, answer: Arrays) -> None:
+        if self._drift:
+            self._drift.add(asked.operation, asked.feeds, answer)
+        if self._record:
+            self._record(asked.operation, asked.feeds)
 
 
 def _refusal(error: Exception) -> RequestRefused:

@@ -116,7 +116,7 @@ def open_bundle(folder: Path, *, threads: int = 0, run_code: bool = False) -> Se
         settings=settings,
         endpoint=_endpoint(folder, spec, run_code=run_code),
         texts=_texts(spec, (folder / told.file).parent),
-        largest_sizes=_largest_sizes(spec),
+        largest_sizes=largest_sizes(spec),
         drift=_drift(spec, folder),
         unverified=told.unverified,
         release=subject.digest,
@@ -145,7 +145,7 @@ def open_engine(engine: Artifact[EngineSpec], *, name: str, version: str, thread
         settings=settings,
         endpoint=_endpoint(engine.path, engine.spec, run_code=False),
         texts=_texts(engine.spec, engine.path),
-        largest_sizes=_largest_sizes(engine.spec),
+        largest_sizes=largest_sizes(engine.spec),
         drift=_drift(engine.spec, engine.path),
     )
 
@@ -182,7 +182,8 @@ def _drift(spec: EngineSpec, folder: Path) -> Drift | None:
     return Drift(reference, of_arrays if is_users else task_of(spec.task).observed)
 
 
-def _largest_sizes(spec: EngineSpec) -> dict[str, int]:
+def largest_sizes(spec: EngineSpec) -> dict[str, int]:
+    """How large a request may make free dimensions, by their names, where the task is one of ours."""
     return {} if ":" in str(spec.task.get("task")) else task_of(spec.task).largest_sizes()
 
 

@@ -5,12 +5,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 
 from hpml.serving.apis.completions import Completions
 from hpml.serving.batching import Batcher
 from hpml.serving.config import ServerConfig
 from hpml.serving.model import ServedModel
 from hpml.serving.prometheus import Metrics
+from hpml.serving.recording import Recorder
 
 _LOOK_S = 0.05
 
@@ -18,7 +20,9 @@ _LOOK_S = 0.05
 class Opened:
     """A model, what asks it, and the operations by the names that clients use."""
 
-    def __init__(self, model: ServedModel, config: ServerConfig, metrics: Metrics) -> None:
+    def __init__(
+        self, model: ServedModel, config: ServerConfig, metrics: Metrics, recorder: Recorder | None
+    ) -> None:
         self.model, self.operations = model, model.operations
         self.batcher = Batcher(
             model.runs,
@@ -26,6 +30,7 @@ class Opened:
             max_queue_s=config.max_queue_ms / 1e3,
             metrics=metrics,
             drift=model.drift,
+            record=partial(recorder.add, model.spec.operations[0]) if recorder else None,
         )
         self.completions = (
             Completions(model.texts, model.name, self.batcher, model.spec.operations) if model.texts else None

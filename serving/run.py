@@ -20,6 +20,7 @@ from hpml.serving.config import ServerConfig
 from hpml.serving.http_server import Server
 from hpml.serving.model import ServedModel
 from hpml.serving.prometheus import Metrics
+from hpml.serving.recording import Recorder
 
 if TYPE_CHECKING:
     from hpml.serving.grpc_service import GrpcServer
@@ -34,7 +35,7 @@ def serve(open_model: Callable[[], ServedModel], config: ServerConfig, tell: Cal
     It is listened from the start, and answered once the model is open. A model that cannot be opened anew
     leaves the one before in its place. tell: where a line goes for whoever started it.
     Raises Unavailable if the port is taken, ConfigInvalid for a token or certificates that cannot be read,
-    and what `open_model` raises.
+    UsageError for a file that requests cannot be recorded in, and what `open_model` raises.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(open_model, config, tell))
@@ -44,7 +45,8 @@ async def _serve(
     open_model: Callable[[], ServedModel], config: ServerConfig, tell: Callable[[str], None]
 ) -> None:
     metrics, token = Metrics(), _token(config)
-    application = Application(config, metrics, token, tell)
+    recorder = _recorder(config, tell)
+    application = Application(config, metrics, token, tell, recorder)
     server, listener = _server(application, config), _listener(config)
     over_grpc = await _start_grpc(application, config, token)
     listening = asyncio.create_task(server.serve([listener]))
@@ -61,6 +63,8 @@ async def _serve(
         tell(f"{model.name} version {model.version} at {scheme}://{config.host}:{listener.getsockname()[1]}")
         if model.unverified:
             tell(f"warning: not verified: {'; '.join(model.unverified)}")
+        if recorder:
+            tell(str(recorder))
         if over_grpc:
             tell(f"gRPC at {config.host}:{over_grpc.port}")
         swapping = asyncio.create_task(_swap(application, open_model, anew, metrics, tell))
@@ -71,6 +75,16 @@ async def _serve(
         await listening
         if over_grpc:
             await over_grpc.server.stop(config.stop_s)
+        if recorder:
+            await asyncio.to_thread(recorder.close)
+
+
+def _recorder(config: ServerConfig, tell: Callable[[str], None]) -> Recorder | None:
+    if config.record is None:
+        return None
+    return Recorder(
+        config.record, most_requests=config.record_requests, most_bytes=config.record_bytes, tell=tell
+    )
 
 
 def _end_while_opening(is_told_to: bool, tell: Callable[[str], None]) -> None:

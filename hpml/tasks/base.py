@@ -235,6 +235,12 @@ class Task(Config, ABC):
 
         return np.asarray(next(iter(outputs.values())).argmax(axis=-1), np.int64)
 
+    def served_decisions(self, outputs: Arrays) -> NDArray[np.int64] | None:
+        """What the answers of the first operation decide, as a server gives them, by which two versions of a
+        model are compared; None where they decide nothing. By default `decisions`.
+        """
+        return self.decisions(outputs, {})
+
     def generated(self, runs: Runs, stored: Arrays) -> NDArray[np.int64] | None:
         """What is generated step by step for some rows, such as greedy continuations, (rows, steps).
 

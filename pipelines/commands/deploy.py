@@ -104,6 +104,14 @@ def deploy(
         float | None,
         typer.Option(min=1, help="A run of its engine, against the benchmark's p50.", show_default="2"),
     ] = None,
+    replay: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="Also send it these requests, of hpml serve --record."),
+    ] = None,
+    replay_agreement: Annotated[
+        float | None,
+        typer.Option(min=0, max=1, help="Least share of the same answers to them.", show_default="any"),
+    ] = None,
     wait_s: _WaitS = None,
     ready_s: _ReadyS = None,
     mode: Annotated[

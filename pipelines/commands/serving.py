@@ -43,6 +43,11 @@ def serve(
     page: Annotated[
         bool, typer.Option("--page", help="Also serve a page to try the model with, at /.")
     ] = False,
+    record: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Keep requests there, for hpml deploy --replay.")
+    ] = None,
+    record_requests: Annotated[int | None, typer.Option(help="As many at most.", show_default="1000")] = None,
+    record_mb: Annotated[float | None, typer.Option(help="Of all, in 10^6 bytes.", show_default="64")] = None,
     run_code: Annotated[
         bool, typer.Option("--run-code", help="Run processing.py of the bundle: a user's own task.")
     ] = False,
@@ -73,6 +78,9 @@ def serve(
         "tls_key": tls_key,
         "drain_s": drain_s,
         "page": page,
+        "record": record,
     }
+    given |= {} if record_requests is None else {"record_requests": record_requests}
+    given |= {} if record_mb is None else {"record_bytes": round(record_mb * 1e6)}
     config: ServerConfig = validate(ServerConfig, given, where="the options of hpml serve")
     serve_until_stopped(open_model, config, partial(typer.echo, err=True))

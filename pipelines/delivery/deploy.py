@@ -45,6 +45,7 @@ def deploy(
         )
     if output is not None and write is None:
         raise UsageError(f"--output means nothing to {to}", why="no files are needed", fix="leave it out")
+    _check_replay(options, output)
     if output is not None:
         _check_replaceable(output.resolve())
     bundle = Deployable(bundle_folder(source, home))
@@ -56,8 +57,12 @@ def deploy(
     if output is not None and write is not None:
         return _write(bundle, to, write, options, output.resolve())
     assert rollouts
+    if options.replay:
+        _check_requests(bundle, options.replay, options.max_batch, say)
     release = rollouts.release(bundle, options, say)
-    _rollout(rollouts, options, home, say).deploy(release, options.limits, bundle.benchmark)
+    evidence = _rollout(rollouts, options, home, say).deploy(release, options.limits, bundle.benchmark)
+    if options.replay and evidence.figures is None:
+        say("warning: no requests were replayed: this bundle was served already")
     return []
 
 
@@ -124,6 +129,25 @@ def _check_meaning(given: Mapping[str, Any], to: str, destination: Destination) 
                 why=f"it is for {', '.join(others)}",
                 fix="leave it out",
             )
+
+
+def _check_replay(options: DeployOptions, output: Path | None) -> None:
+    if options.replay and output:
+        raise UsageError("--replay means nothing with --output", why="files are written, nothing is asked")
+    if options.replay_agreement is not None and not options.replay:
+        raise UsageError("--replay-agreement is given without --replay", fix="name the file of requests")
+
+
+def _check_requests(bundle: Deployable, file: Path, max_rows: int, say: Say) -> None:
+    """Raise UsageError naming the first of the recorded requests that the model does not take."""
+    try:
+        from hpml.serving.recording import read_requests
+    except ModuleNotFoundError as error:
+        raise UsageError(
+            f"--replay needs the package {error.name}", fix="pip install 'hpml-pipeline[serving]'"
+        ) from None
+    requests = sum(1 for _ in read_requests(file, bundle.facts.engine, max_rows=max_rows, tell=say))
+    say(f"{requests:,} recorded requests are to be replayed")
 
 
 def _check_verified(bundle: Deployable, options: DeployOptions) -> None:

@@ -37,7 +37,8 @@ class DeployOptions(Config):
     name: of the deployment. image: of the server. replicas: servers, or instances of the engine in one.
     bundle_uri: where a cluster finds the bundle. canary_percent: of the requests that go to this version
     beside the one that is there. mode: KServe's. elsewhere: it is written for another machine than this one.
-    max_batch, max_queue_ms: as of `hpml serve`. drain_s: of being not ready before it stops.
+    max_batch, max_queue_ms: as of `hpml serve`. drain_s: of being not ready before it stops. replay: a file
+    of recorded requests.
     """
 
     name: str = ""
@@ -72,6 +73,8 @@ class DeployOptions(Config):
     p50_factor: float = Field(default=_LIMITS.p50_factor, ge=1)
     p99_factor: float = Field(default=_LIMITS.p99_factor, ge=1)
     benchmark_factor: float = Field(default=_LIMITS.benchmark_factor, ge=1)
+    replay: Path | None = None
+    replay_agreement: float | None = Field(default=None, ge=0, le=1)
 
     @property
     def limits(self) -> SmokeLimits:
@@ -81,6 +84,7 @@ class DeployOptions(Config):
             p50_factor=self.p50_factor,
             p99_factor=self.p99_factor,
             benchmark_factor=self.benchmark_factor,
+            replay_agreement=self.replay_agreement,
         )
 
     @property

@@ -67,12 +67,22 @@ class _State(Config):
 class LocalPlace:
     """Serves releases from `folder`, each as its settings say, which are those of a LocalConfig.
 
-    ready_s: how long a server may take to get ready. smoke_s: how long a canary is asked.
+    ready_s: how long a server may take to get ready. smoke_s: how long a canary is asked. replay: a file of
+    recorded requests, which it is sent afterwards.
     """
 
-    def __init__(self, folder: Path, say: Say, *, wait_s: float, ready_s: float, smoke_s: float) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        say: Say,
+        *,
+        wait_s: float,
+        ready_s: float,
+        smoke_s: float,
+        replay: Path | None = None,
+    ) -> None:
         self._folder, self._say = folder.resolve(), say
-        self._wait_s, self._ready_s, self._smoke_s = wait_s, ready_s, smoke_s
+        self._wait_s, self._ready_s, self._smoke_s, self._replay = wait_s, ready_s, smoke_s, replay
         self._read: dict[Track, int] = {}  # bytes of the logs that are of before
 
     @contextmanager
@@ -369,6 +379,7 @@ class LocalPlace:
             through="" if beside_stable else urls["stable"],
             token=token,
             seconds=self._smoke_s,
+            requests=self._replay,
         )
 
 

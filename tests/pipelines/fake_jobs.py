@@ -100,7 +100,7 @@ class FakeJobs(FakeCluster):
         name = item["metadata"]["name"]
         self.jobs[name] = item
         stop = self.stops.setdefault(name, threading.Event())
-        if item["spec"]["suspend"] or not self.runs_pods:
+        if item["spec"].get("suspend") or not self.runs_pods:
             return
         pod = self.pod_of(item)
         self.set_state(pod, "Running", "step", running={})

@@ -232,6 +232,10 @@ class SequenceToSequence(Task):
         real: NDArray[np.int64] = likeliest[stored["target_ids"][:, 1:] != PADDING]
         return real
 
+    def served_decisions(self, outputs: Arrays) -> None:
+        """None: the first operation reads what was said, and answers nothing yet."""
+        return None
+
     def generated(self, runs: Runs, stored: Arrays) -> NDArray[np.int64]:
         """Greedy answers, PADDING behind their END."""
         from hpml.tasks.sequence_to_sequence.decoding import greedy

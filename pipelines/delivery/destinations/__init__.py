@@ -8,7 +8,10 @@ from hpml.pipelines.delivery.destinations.base import Destination, Rollouts
 _BATCHES = {"max_batch", "max_queue_ms"}
 _SERVER = {*_BATCHES, "run_code"}
 _CONTAINER = {"image", "memory"}
-_ROLLOUT = {"smoke_s", "p50_factor", "p99_factor", "benchmark_factor", "wait_s", "ready_s"}
+_ROLLOUT = {
+    *("smoke_s", "p50_factor", "p99_factor", "benchmark_factor", "wait_s", "ready_s"),
+    *("replay", "replay_agreement"),
+}
 _CLUSTER = {*_CONTAINER, "replicas", "namespace", "bundle_uri", "drain_s"}
 _KUBERNETES = {
     "max_replicas",

@@ -69,10 +69,19 @@ def release(bundle: Deployable, options: DeployOptions, say: Say) -> Release:
 
 
 def place(options: DeployOptions, home: Path, say: Say) -> KubernetesPlace:
-    """The name in its namespace."""
+    """The name in its namespace. Raises Unavailable if requests are to be replayed and there is no store."""
     cluster = connect(_namespace(options), patience_s=_PATIENCE_S, say=say)
+    if options.replay:
+        use_store(cluster, ClusterConfig(namespace=cluster.name, store=options.store), say)
     return KubernetesPlace(
-        cluster, options.name, say, wait_s=options.wait_s, ready_s=options.ready_s, smoke_s=options.smoke_s
+        cluster,
+        options.name,
+        say,
+        wait_s=options.wait_s,
+        ready_s=options.ready_s,
+        smoke_s=options.smoke_s,
+        replay=storage.read_text(str(options.replay)) if options.replay else "",
+        store=options.store,
     )
 
 

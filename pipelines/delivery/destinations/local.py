@@ -29,7 +29,14 @@ def release(bundle: Deployable, options: DeployOptions, say: Say) -> Release:
 def place(options: DeployOptions, home: Path, say: Say) -> LocalPlace:
     """The name in the workspace `home`."""
     folder = home / DEPLOYMENTS / options.name
-    return LocalPlace(folder, say, wait_s=options.wait_s, ready_s=options.ready_s, smoke_s=options.smoke_s)
+    return LocalPlace(
+        folder,
+        say,
+        wait_s=options.wait_s,
+        ready_s=options.ready_s,
+        smoke_s=options.smoke_s,
+        replay=options.replay,
+    )
 
 
 def address(options: DeployOptions) -> str:

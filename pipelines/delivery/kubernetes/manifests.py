@@ -7,6 +7,7 @@ traffic is that of its pods; NAME-stable and NAME-canary reach one of them. Pods
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any, Literal
 
 from pydantic import Field, field_validator, model_validator
@@ -16,6 +17,7 @@ from hpml.pipelines.cluster.config import DnsLabel, Quantity
 from hpml.pipelines.cluster.pods import PART_OF, UID
 from hpml.pipelines.delivery.own_server import LIVE, READY, stop_s
 from hpml.pipelines.delivery.release import Release
+from hpml.serving.rollout.figures import MOST_REPLAY_S
 
 Json = dict[str, Any]
 Track = Literal["stable", "canary"]
@@ -27,6 +29,7 @@ PORT = 8000
 _SUFFIXES = ("-stable", "-canary", "-smoke", "-rollout")  # of the names of our objects
 _LONGEST_NAME = 45  # what tells jobs and pods apart is added, too; 63 are allowed
 _BUNDLE, _TOKEN = "/bundle", "/var/run/hpml"
+_REQUESTS = "/tmp/requests.jsonl"  # noqa: S108 - the pod's own
 
 
 class KubernetesConfig(Config):
@@ -140,10 +143,24 @@ def name_of(name: str, track: Track) -> str:
     return name if track == "stable" else f"{name}-canary"
 
 
+@dataclass(frozen=True)
+class StoredRequests:
+    """A file of recorded requests in S3, and the SHA-256 of its content."""
+
+    uri: str
+    sha256: str
+
+
 def smoke_job(
-    config: KubernetesConfig, release: Release, *, name: str, seconds: float, beside_stable: bool
+    config: KubernetesConfig,
+    release: Release,
+    *,
+    name: str,
+    seconds: float,
+    beside_stable: bool,
+    requests: StoredRequests | None = None,
 ) -> Json:
-    """A pod beside the servers that asks them; it prints what it saw."""
+    """A pod beside the servers that asks them; it prints what it saw. requests: which it sends them, too."""
     track = "canary" if beside_stable else "stable"
     command = ["python", "-m", "hpml.serving.rollout.smoke", _path(release), release.digest]
     command += [f"http://{config.name}-{track}:{PORT}", "--through", f"http://{config.name}:{PORT}"]
@@ -151,8 +168,13 @@ def smoke_job(
     command += ["--token-file", f"{_TOKEN}/token"] if config.token_secret else []
     command += ["--seconds", f"{seconds:g}"]
     pod = _bare_pod(config, release)
+    memory, deadline_s = "256Mi", 600 + round(seconds)
+    if requests:
+        command += ["--requests", _REQUESTS]
+        pod["initContainers"].append(_fetch_requests(config, requests))
+        memory, deadline_s = "512Mi", deadline_s + round(MOST_REPLAY_S)
     pod["restartPolicy"] = "Never"
-    pod["containers"] = [{**_container(config, "step", command), "resources": _briefly("256Mi")}]
+    pod["containers"] = [{**_container(config, "step", command), "resources": _briefly(memory)}]
     labels = _labels(config, "-smoke")
     return {
         "apiVersion": "batch/v1",
@@ -160,7 +182,7 @@ def smoke_job(
         "metadata": {"name": name, "labels": labels},
         "spec": {
             "backoffLimit": 0,
-            "activeDeadlineSeconds": 600 + round(seconds),
+            "activeDeadlineSeconds": deadline_s,
             "ttlSecondsAfterFinished": 600,
             "template": {"metadata": {"labels": labels}, "spec": pod},
         },
@@ -218,6 +240,15 @@ def _bare_pod(config: KubernetesConfig, release: Release) -> Json:
         },
         "initContainers": [{**fetch, "resources": _briefly("512Mi")}],
         "volumes": volumes,
+    }
+
+
+def _fetch_requests(config: KubernetesConfig, requests: StoredRequests) -> Json:
+    command = ["python", "-m", "hpml.serving.rollout.fetch", "--file", requests.uri, _REQUESTS]
+    return {
+        **_container(config, "fetch-requests", [*command, requests.sha256]),
+        "envFrom": [{"secretRef": {"name": config.store_secret}}],
+        "resources": _briefly("512Mi"),
     }
 
 

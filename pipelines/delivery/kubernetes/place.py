@@ -9,17 +9,19 @@ import secrets
 import time
 from collections import deque
 from collections.abc import Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
+from hashlib import sha256
 
 from pydantic import ValidationError
 
 from hpml.core.contract import validate
 from hpml.core.errors import HpmlError, StageFailed, Unavailable, UsageError
+from hpml.io import storage
 from hpml.pipelines.cluster import causes
 from hpml.pipelines.cluster.client import JOBS, PODS, Json, Namespace, Resource
 from hpml.pipelines.delivery.kubernetes import manifests
 from hpml.pipelines.delivery.kubernetes.lease import Lease
-from hpml.pipelines.delivery.kubernetes.manifests import KubernetesConfig, Track
+from hpml.pipelines.delivery.kubernetes.manifests import KubernetesConfig, StoredRequests, Track
 from hpml.pipelines.delivery.release import Release
 from hpml.pipelines.delivery.rollout import Say, Stable
 from hpml.pipelines.executors.cluster_job import JobRunner
@@ -39,7 +41,8 @@ class KubernetesPlace:
     """Serves the releases of `name`, each as its settings say, which are those of a KubernetesConfig.
 
     wait_s: how long another rollout is waited for. ready_s: how long pods may take to get ready.
-    smoke_s: how long a canary is asked.
+    smoke_s: how long a canary is asked. replay: recorded requests, which it is sent afterwards, as a text
+    of lines; for as long they are below `store`, in S3.
     """
 
     def __init__(
@@ -51,9 +54,13 @@ class KubernetesPlace:
         wait_s: float,
         ready_s: float,
         smoke_s: float,
+        replay: str = "",
+        store: str = "",
     ) -> None:
         self._cluster, self._name, self._say = cluster, name, say
         self._wait_s, self._ready_s, self._smoke_s = wait_s, ready_s, smoke_s
+        self._replay = replay
+        self._replay_uri = f"{store}/replays/{cluster.name}/{name}.jsonl"  # one at a time: there is a lease
         self._lease = Lease(cluster, f"{name}-rollout", say)
 
     def lock(self) -> AbstractContextManager[None]:
@@ -203,9 +210,37 @@ class KubernetesPlace:
 
     def smoke(self, release: Release, *, beside_stable: bool) -> SmokeFigures:
         """Ask it from a pod of its own. Raises Unavailable if that cannot be run."""
+        with self._stored_requests() as requests:
+            return self._asked(release, beside_stable, requests)
+
+    @contextmanager
+    def _stored_requests(self) -> Iterator[StoredRequests | None]:
+        """Where the pod finds what is to be replayed, while entered; what a killed rollout left goes, too."""
+        if not self._replay:
+            yield None
+            return
+        self._say(f"recorded requests go to {self._replay_uri}, until they have been replayed")
+        try:
+            storage.write_text(self._replay_uri, self._replay)
+            yield StoredRequests(self._replay_uri, sha256(self._replay.encode()).hexdigest())
+        finally:
+            self._delete_requests()
+
+    def _delete_requests(self) -> None:
+        try:
+            storage.delete(self._replay_uri)
+        except HpmlError as error:
+            self._say(f"warning: recorded requests are left at {self._replay_uri}: {error}")
+
+    def _asked(self, release: Release, beside_stable: bool, requests: StoredRequests | None) -> SmokeFigures:
         name = f"{self._name}-smoke-{secrets.token_hex(3)}"
         body = manifests.smoke_job(
-            _config(release), release, name=name, seconds=self._smoke_s, beside_stable=beside_stable
+            _config(release),
+            release,
+            name=name,
+            seconds=self._smoke_s,
+            beside_stable=beside_stable,
+            requests=requests,
         )
         said: deque[str] = deque(maxlen=_SAID)
         runner = JobRunner(

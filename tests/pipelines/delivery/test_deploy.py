@@ -24,6 +24,7 @@ from hpml.pipelines.delivery.deploy import MADE
 from hpml.pipelines.delivery.destinations import DESTINATIONS
 from tests.conftest import Hpml
 from tests.pipelines.delivery.bundles import PLAN, bundle_of, bundle_of_two_graphs
+from tests.serving.small_bundles import as_request
 
 GOLDEN = Path(__file__).with_name("golden")
 H100 = "NVIDIA H100 80GB HBM3"
@@ -440,3 +441,64 @@ def test_others_may_read_what_a_server_reads(hpml: Hpml, tmp_path: Path, bundle:
 def test_the_commands_begin_where_the_files_are(hpml: Hpml, tmp_path: Path, bundle: Path) -> None:
     first, *_ = deployed(hpml, str(bundle), "--to", "compose", "-o", "some where")
     assert shlex.split(first) == ["cd", str(tmp_path / "some where")]
+
+
+# --------------------------------------------------------------------------------------- recorded requests
+
+
+def recorded(file: Path, *pictures: np.ndarray) -> Path:
+    file.write_bytes(b"".join(as_request(one)[0] + b"\n" for one in pictures))
+    return file
+
+
+@pytest.mark.parametrize("to", ["local", "kubernetes"])
+def test_requests_that_do_not_fit_are_named_before_anything_is_rolled_out(
+    hpml: Hpml, tmp_path: Path, bundle: Path, to: str
+) -> None:
+    """Nor is a cluster asked: there is none."""
+    fits, other = np.zeros((1, 1, 4, 4), np.float32), np.zeros((1, 1, 5, 5), np.float32)
+    recorded(tmp_path / "requests", fits, other)
+    answer = hpml(
+        "deploy", str(bundle), "--to", to, "--replay", "requests", KUBECONFIG=str(tmp_path / "none")
+    )
+    [line] = answer.stderr.splitlines()
+    assert answer.returncode == 2 and "line 2 of requests is no request to this model" in line
+    assert "has the shape [1, 1, 5, 5], the model takes [-1, 1, 4, 4]" in line
+    assert {path.name for path in tmp_path.iterdir()} == {"bundle", "requests"}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--to", "local", "--replay", "absent"), "requests in absent cannot be replayed: it does not exist"),
+        (("--to", "local", "--replay", "requests", "--max-batch", "1"), "has 2 rows, 1 to 1 are allowed"),
+        (("--to", "local", "--replay-agreement", "0.9"), "--replay-agreement is given without --replay"),
+        (
+            ("--to", "kubernetes", *URI, "-o", "out", "--replay", "requests"),
+            "--replay means nothing with --output",
+        ),
+        (("--to", "compose", "-o", "out", "--replay", "requests"), "--replay means nothing to compose"),
+        (
+            ("--to", "local", "--replay", "requests", "--replay-agreement", "98"),
+            "'--replay-agreement': Input should be less than",
+        ),
+    ],
+)
+def test_a_replay_that_cannot_be_is_a_wrong_command(
+    hpml: Hpml, tmp_path: Path, bundle: Path, arguments: tuple[str, ...], said: str
+) -> None:
+    recorded(tmp_path / "requests", np.zeros((2, 1, 4, 4), np.float32))
+    answer = hpml("deploy", str(bundle), *arguments)
+    assert answer.returncode == 2 and said in " ".join(answer.stderr.split())
+    assert not (tmp_path / "out").exists()
+
+
+def test_a_client_without_the_servers_packages_cannot_replay(
+    hpml: Hpml, tmp_path: Path, bundle: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    recorded(tmp_path / "requests", np.zeros((1, 1, 4, 4), np.float32))
+    monkeypatch.delitem(sys.modules, "hpml.serving.recording", raising=False)
+    monkeypatch.setitem(sys.modules, "orjson", None)
+    answer = hpml("deploy", str(bundle), "--to", "local", "--replay", "requests")
+    assert answer.returncode == 2
+    assert "--replay needs the package orjson -> pip install 'hpml-pipeline[serving]'" in answer.stderr

@@ -33,7 +33,12 @@ CONFIGS = {
 def objects(config: KubernetesConfig, of: manifests.Release = A) -> list[Object]:
     made = [body for _, body in manifests.common(config)]
     made += [manifests.deployment(config, of, track) for track in ("stable", "canary")]
-    return [*made, manifests.smoke_job(config, of, name="small-smoke-1", seconds=1, beside_stable=True)]
+    for requests in (None, manifests.StoredRequests("s3://hpml/replays/hpml/small.jsonl", "a" * 64)):
+        job = manifests.smoke_job(
+            config, of, name="small-smoke-1", seconds=1, beside_stable=True, requests=requests
+        )
+        made.append(job)
+    return made
 
 
 @pytest.mark.parametrize("name", CONFIGS)

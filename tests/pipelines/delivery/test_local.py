@@ -28,7 +28,7 @@ from hpml.pipelines.delivery.release import Release
 from hpml.pipelines.delivery.rollout import Evidence, Rollout
 from hpml.pipelines.delivery.smoke_limits import SmokeLimits
 from tests.pipelines.delivery.releases import sealed_bundle
-from tests.serving.small_bundles import WEIGHTS, as_request, graph
+from tests.serving.small_bundles import WEIGHTS, as_request, graph, logits
 
 LIMITS = SmokeLimits(seconds=1, p50_factor=3, p99_factor=100)  # of a machine that is busy with other tests
 SIZE = 768
@@ -64,15 +64,17 @@ class Deployment:
     said: list[str] = field(default_factory=list)
     kept: list[Evidence] = field(default_factory=list)
 
-    def place(self) -> LocalPlace:
-        return LocalPlace(self.folder, self.said.append, wait_s=0, ready_s=60, smoke_s=LIMITS.seconds)
+    def place(self, replay: Path | None = None) -> LocalPlace:
+        return LocalPlace(
+            self.folder, self.said.append, wait_s=0, ready_s=60, smoke_s=LIMITS.seconds, replay=replay
+        )
 
-    def rollout(self) -> Rollout:
-        return Rollout(self.place(), self.kept.append, self.said.append)
+    def rollout(self, replay: Path | None = None) -> Rollout:
+        return Rollout(self.place(replay), self.kept.append, self.said.append)
 
-    def deploy(self, bundle: Path) -> Release:
+    def deploy(self, bundle: Path, limits: SmokeLimits = LIMITS, replay: Path | None = None) -> Release:
         release = Deployable(bundle).released(str(bundle), {"port": self.port})
-        self.rollout().deploy(release, LIMITS, None)
+        self.rollout(replay).deploy(release, limits, None)
         return release
 
     def version(self) -> str:
@@ -159,6 +161,30 @@ def test_a_canary_that_does_not_pass_leaves_the_stable_one(
     assert not failed and deployment.version() == "1"
     assert deployment.place().canary() is None
     assert not servers(deployment.folder / "releases")
+
+
+def test_recorded_requests_are_replayed_to_both(
+    deployment: Deployment, bundles: dict[str, Path], tmp_path: Path
+) -> None:
+    pictures = np.random.default_rng(3).standard_normal((30, 1, 1, 4, 4)).astype(np.float32)
+    requests = tmp_path / "requests.jsonl"
+    requests.write_bytes(b"".join(as_request(one)[0] + b"\n" for one in pictures))
+    weights = WEIGHTS + np.float32(0.5) * np.random.default_rng(1).standard_normal(WEIGHTS.shape, np.float32)
+    golden = {"x_nchw": pictures[0], "logits": logits(pictures[0], weights)}
+    other = sealed_bundle(tmp_path / "other", version=5, model=graph(weights), golden=golden)
+    same = np.mean([logits(one, weights).argmax() == logits(one).argmax() for one in pictures])
+    assert 0.5 < same < 1
+    strict = LIMITS.model_copy(update={"replay_agreement": 0.99})
+
+    deployment.deploy(bundles["first"], strict, requests)
+    assert any("compared with no stable version" in line for line in deployment.said)
+    with pytest.raises(GateFailed, match=rf"agree in {same:.2%}, 99.00% are needed"):
+        deployment.deploy(other, strict, requests)
+    assert deployment.version() == "1" and deployment.place().canary() is None
+
+    replays = [one.figures.replay for one in deployment.kept if one.figures and one.figures.replay]
+    assert [one.agreement for one in replays] == [None, pytest.approx(same)]
+    assert all((one.recorded, one.sent, one.failures) == (30, 30, ()) for one in replays)
 
 
 def servers(source: Path) -> list[int]:

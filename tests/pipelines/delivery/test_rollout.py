@@ -13,7 +13,7 @@ from hpml.core.errors import GateFailed, StageFailed, Unavailable, UsageError
 from hpml.pipelines.delivery.release import Release
 from hpml.pipelines.delivery.rollout import Evidence, Rollout, Stable
 from hpml.pipelines.delivery.smoke_limits import Benchmark, SmokeLimits, judge
-from hpml.serving.rollout.figures import SmokeFigures
+from hpml.serving.rollout.figures import ReplayFigures, SmokeFigures
 from tests.pipelines.delivery.releases import about, latencies, release, seen
 
 A, B, C = release("aaaaaaaa"), release("bbbbbbbb"), release("cccccccc")
@@ -246,3 +246,44 @@ def test_limits_are_as_given() -> None:
     figures = seen(B, p50_ratio=about(1.4), canary=latencies(1.4, 2.8))
     assert judge(figures, LIMITS, None).problems
     assert not judge(figures, SmokeLimits(p50_factor=1.5), None).problems
+
+
+def replayed(**others: Any) -> ReplayFigures:
+    """A hundred requests, all answered by both, half of them alike unless `others` say otherwise."""
+    told: dict[str, Any] = {"recorded": 100, "sent": 100, "agreement": 0.5, "compared": 100}
+    both = {"canary": latencies(1.5, 2), "stable": latencies(1, 2)}
+    return ReplayFigures(**{**told, **both, **others})
+
+
+def test_agreement_on_replayed_requests_is_told_and_a_limit_if_asked_for() -> None:
+    figures = seen(B, replay=replayed())
+    told = judge(figures, LIMITS, None)
+    assert not told.problems
+    assert told.notes[-1] == (
+        "100 of 100 recorded requests were replayed, p50 1.5 ms, the stable version's 1 ms;"
+        " 50.00% of 100 decisions are the same"
+    )
+    assert not judge(figures, SmokeLimits(replay_agreement=0.5), None).problems
+    (problem,) = judge(figures, SmokeLimits(replay_agreement=0.51), None).problems
+    assert problem == "the answers to replayed requests agree in 50.00%, 51.00% are needed"
+
+
+def test_a_replayed_request_that_fails_keeps_a_canary_from_taking_over() -> None:
+    replay = replayed(failures=("request 7: canary answers 500",), unanswered_by_stable=2, compared_by="rows")
+    told = judge(seen(B, replay=replay), LIMITS, None)
+    assert told.problems == ("replayed request 7: canary answers 500",)
+    assert "the stable version did not answer 2; 50.00% of 100 rows agree within" in told.notes[-1]
+
+
+def test_agreement_that_is_not_known_is_not_enough_where_some_is_asked_for() -> None:
+    replay = replayed(agreement=None, compared=0, stable=None, unanswered_by_stable=100)
+    figures = seen(B, replay=replay)
+    assert not judge(figures, LIMITS, None).problems
+    (problem,) = judge(figures, SmokeLimits(replay_agreement=0.1), None).problems
+    assert "agreement is not known" in problem
+    first = judge(
+        seen(B, stable=None, p50_ratio=None, replay=replayed(agreement=None, stable=None)),
+        SmokeLimits(replay_agreement=0.1),
+        None,
+    )
+    assert not first.problems and first.notes[-1].endswith("compared with no stable version: there is none")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -18,6 +19,7 @@ from hpml.serving.application import Application
 from hpml.serving.config import ServerConfig
 from hpml.serving.model import ServedModel, open_engine
 from hpml.serving.prometheus import Metrics
+from hpml.serving.recording import Recorder, read_requests
 from hpml.tasks.generation import Piece, as_pieces, sampler
 
 TURNS = [{"role": "user", "content": "how are you?"}]
@@ -28,11 +30,15 @@ def model(engine: Artifact[EngineSpec]) -> ServedModel:
     return open_engine(engine, name="talker", version="1", threads=1)
 
 
-def asking(model: ServedModel, use: Callable[[openai.AsyncOpenAI], Awaitable[None]]) -> None:
+def asking(
+    model: ServedModel,
+    use: Callable[[openai.AsyncOpenAI], Awaitable[None]],
+    recorder: Recorder | None = None,
+) -> None:
     """`use` gets a client of a server of this process."""
 
     async def main() -> None:
-        application = Application(ServerConfig(), Metrics())
+        application = Application(ServerConfig(), Metrics(), recorder=recorder)
         await application.serve(model)
         transport = httpx2.ASGITransport(app=application)
         async with httpx2.AsyncClient(transport=transport) as http:
@@ -79,6 +85,20 @@ def test_a_text_goes_on_with_as_many_tokens_as_are_asked_for(model: ServedModel)
         assert again.choices[0].text == told.choices[0].text  # of the likeliest alone
 
     asking(model, use)
+
+
+def test_prompts_are_recorded_and_decide_on_the_likeliest_ids(model: ServedModel, tmp_path: Path) -> None:
+    recorder = Recorder(tmp_path / "file", most_requests=9, most_bytes=10**6, tell=print)
+
+    async def use(client: openai.AsyncOpenAI) -> None:
+        await client.completions.create(model="talker", prompt="what do you", max_tokens=4)
+
+    asking(model, use, recorder)
+    recorder.close()
+    (feeds,) = read_requests(tmp_path / "file", model.spec, max_rows=1, tell=print)
+    assert model.texts
+    decided = model.texts.task.served_decisions(model.runs.run(feeds, model.spec.operations[0].name))
+    assert decided is not None and decided.shape == feeds["input_ids"].shape
 
 
 def test_several_at_once_get_what_each_gets_alone(model: ServedModel) -> None:
