@@ -38,6 +38,7 @@ class ServerConfig(Config):
     token_file: Path | None = (
         None  # every request but health checks has to bring its content as a bearer token
     )
+    log_file: Path | None = None  # of what the server says, in place of the standard streams
     page: bool = False  # to try the model with, at /
     tls_certificate: Path | None = None
     tls_key: Path | None = None

@@ -18,6 +18,7 @@ from hpml.core.errors import ConfigInvalid, ExitCode, HpmlError, Unavailable, Us
 from hpml.serving.application import Application
 from hpml.serving.config import ServerConfig
 from hpml.serving.http_server import Server
+from hpml.serving.log_file import LogFile
 from hpml.serving.model import ServedModel
 from hpml.serving.prometheus import Metrics
 
@@ -33,8 +34,8 @@ def serve(open_model: Callable[[], ServedModel], config: ServerConfig, tell: Cal
 
     It is listened from the start, and answered once the model is open. A model that cannot be opened anew
     leaves the one before in its place. tell: where a line goes for whoever started it.
-    Raises Unavailable if the port is taken, ConfigInvalid for a token or certificates that cannot be read,
-    and what `open_model` raises.
+    Raises Unavailable if the port is taken, ConfigInvalid for a token or certificates that cannot be read or
+    a log that cannot be written, and what `open_model` raises.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(open_model, config, tell))
@@ -43,6 +44,7 @@ def serve(open_model: Callable[[], ServedModel], config: ServerConfig, tell: Cal
 async def _serve(
     open_model: Callable[[], ServedModel], config: ServerConfig, tell: Callable[[str], None]
 ) -> None:
+    log = LogFile(config.log_file, tell) if config.log_file else None
     metrics, token = Metrics(), _token(config)
     application = Application(config, metrics, token, tell)
     server, listener = _server(application, config), _listener(config)
@@ -63,9 +65,11 @@ async def _serve(
             tell(f"warning: not verified: {'; '.join(model.unverified)}")
         if over_grpc:
             tell(f"gRPC at {config.host}:{over_grpc.port}")
-        swapping = asyncio.create_task(_swap(application, open_model, anew, metrics, tell))
+        beside = [asyncio.create_task(_swap(application, open_model, anew, metrics, tell))]
+        beside += [asyncio.create_task(log.keep_bounded())] if log else []
         await listening
-        swapping.cancel()
+        for task in beside:
+            task.cancel()
     finally:
         server.should_exit = True
         await listening

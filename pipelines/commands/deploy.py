@@ -163,7 +163,7 @@ def undeploy(
     namespace: _Namespace = None,
     wait_s: _WaitS = None,
 ) -> None:
-    """Stop serving a model. Its bundle stays."""
+    """Stop serving a model, and remove what was made for it. Its run, or its bundle in the store, stays."""
     from hpml.pipelines.delivery import deploy as delivery
 
     delivery.undeploy(name, to, _given(context), home=home, say=_say)

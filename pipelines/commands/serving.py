@@ -40,6 +40,10 @@ def serve(
     drain_s: Annotated[
         float, typer.Option(min=0, help="On SIGTERM: not ready for so long, then stop.")
     ] = 0.0,
+    log_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="All that it says goes there; 10 MB and as much in FILE.1."),
+    ] = None,
     page: Annotated[
         bool, typer.Option("--page", help="Also serve a page to try the model with, at /.")
     ] = False,
@@ -72,6 +76,7 @@ def serve(
         "tls_certificate": tls_certificate,
         "tls_key": tls_key,
         "drain_s": drain_s,
+        "log_file": log_file,
         "page": page,
     }
     config: ServerConfig = validate(ServerConfig, given, where="the options of hpml serve")

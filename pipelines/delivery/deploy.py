@@ -70,13 +70,7 @@ def rollback(name: str, to: str, given: Mapping[str, Any], *, home: Path, say: S
 def undeploy(name: str, to: str, given: Mapping[str, Any], *, home: Path, say: Say) -> None:
     """Stop serving what is served under `name`. Raises UsageError if there is nothing, Unavailable."""
     rollouts, options = _of_name(name, to, given)
-    place = rollouts.place(options, home, say)
-    with place.lock():
-        stable = place.stable()
-        if stable is None:
-            raise UsageError(f"nothing is served as {name} by {rollouts.address(options)}")
-        place.remove()
-        say(f"{stable.release} is not served any more")
+    _rollout(rollouts, options, home, say).undeploy()
 
 
 def _of_name(name: str, to: str, given: Mapping[str, Any]) -> tuple[Rollouts, DeployOptions]:

@@ -47,11 +47,15 @@ _MOST_ROWS = 16  # of the golden samples: a server may be told to take no more
 class _Sample:
     """Golden inputs and outputs of an operation, as a request, and what its answer may be off by."""
 
-    path: str
+    model: str
     body: bytes
     headers: Mapping[str, str]
     expected: Mapping[str, NDArray[Any]]
-    tolerance: Mapping[str, float]
+    tolerance: dict[str, float]
+
+    @property
+    def path(self) -> str:
+        return f"/v2/models/{self.model}/infer"
 
     def disagreement(self, answer: bytes, json_length: str | None) -> str:
         """In words; empty if the answer is within the tolerance."""
@@ -77,7 +81,11 @@ def smoke(
     failures: list[str] = []
     disagreements = _disagreements(samples, canary, token, failures)
     answers = _through(samples[0], through, release, token, disagreements, failures) if through else 0
-    told: dict[str, Any] = {"release": release, "answers_through": answers}
+    told: dict[str, Any] = {
+        "release": release,
+        "answers_through": answers,
+        "tolerances": {sample.model: sample.tolerance for sample in samples},
+    }
     if not failures:
         told |= _in_turns(row, [url for url in (canary, stable) if url], token, seconds, failures)
     return SmokeFigures(**told, disagreements=tuple(disagreements), failures=tuple(failures))
@@ -97,7 +105,7 @@ def _samples(bundle: Path, *, most_rows: int) -> list[_Sample]:
             {one.name: arrays[one.name] for one in operation.inputs}, operation.inputs
         )
         name = f"{told.model_name}.{operation.name}" if number else told.model_name
-        made.append(_Sample(f"/v2/models/{name}/infer", body, headers, arrays, known.tolerance))
+        made.append(_Sample(name, body, headers, arrays, known.tolerance))
     return made
 
 

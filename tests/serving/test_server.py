@@ -573,3 +573,24 @@ def test_numbers_over_grpc_may_be_typed(over_grpc: tuple[str, str]) -> None:
         )
     numbers = np.frombuffer(answer.raw_output_contents[0], "<f4").reshape(2, 3)
     assert np.allclose(numbers, logits(X), atol=1e-5)
+
+
+def test_what_it_says_goes_to_a_file_of_bounded_size(bundle: Path, tmp_path: Path) -> None:
+    """Its libraries write to the descriptors of this process, not to what Python calls its standard error."""
+    program = (
+        "import os, sys; from pathlib import Path; from hpml.serving.log_file import LogFile\n"
+        "log = LogFile(Path(sys.argv[1]), print, most_bytes=100)\n"
+        "for number in range(5): os.write(2, b'%d' % number * 80); log.begin_anew_if_full()\n"
+        "print('the last', flush=True)\n"
+    )
+    file = tmp_path / "log"
+    done = subprocess.run([sys.executable, "-c", program, str(file)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert file.read_text() == "4" * 80 + "the last\n"
+    assert (tmp_path / "log.1").read_text() == "2" * 80 + "3" * 80
+    refused = subprocess.run(
+        [str(HPML), "serve", str(bundle), "--log-file", str(tmp_path)], capture_output=True, text=True
+    )
+    assert (
+        refused.returncode == 3 and f"the log {tmp_path} cannot be written: Is a directory" in refused.stderr
+    )

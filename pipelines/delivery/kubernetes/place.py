@@ -125,12 +125,15 @@ class KubernetesPlace:
         self._delete("canary")
 
     def remove(self) -> None:
-        """Delete both Deployments and all around them."""
+        """Delete all that was made; the stable Deployment last, which says what there is."""
         stable = self.stable()
         self._delete("canary")
-        self._delete("stable")
         for plural, body in manifests.common(_config(stable.release)) if stable else ():
             self._cluster.delete(Resource(body["apiVersion"], plural), body["metadata"]["name"])
+        self._delete("stable")
+        if stable:
+            bundles = {one.uri for one in (stable.release, stable.previous) if one}
+            self._say(f"what stays: {', '.join(sorted(bundles))}, and the Lease {self._name}-rollout")
 
     def _apply_around(self, release: Release) -> None:
         """Have what the release is to have around its pods, and not what only the one before had."""
