@@ -23,6 +23,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hpml.serving.application import Application
+from hpml.serving.config import ServerConfig
+from hpml.serving.prometheus import Metrics
 from hpml.tasks.base import Arrays
 from hpml.tasks.drift.baseline import save_reference
 from hpml.tasks.image_classification.task import ImageClassification
@@ -316,23 +319,100 @@ def test_with_a_token_nobody_else_is_answered(bundle: Path, tmp_path: Path) -> N
         assert address.infer(headers={"Authorization": f"Bearer {token}"})[0] == 200
 
 
-def test_over_tls(bundle: Path, tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+def as_the_kubelet_does(volume: Path, **files: str) -> None:
+    """Put `files` where the volume of a Secret has them: behind a link to a folder, which is swapped."""
+    folder = volume / f"..{time.monotonic_ns()}"
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+        if not (volume / name).is_symlink():
+            (volume / name).symlink_to(f"..data/{name}")
+    (volume / "..data_tmp").symlink_to(folder.name)
+    (volume / "..data_tmp").rename(volume / "..data")
+
+
+def test_a_token_that_is_rotated_is_the_one_to_bring(tmp_path: Path) -> None:
+    volume, said, metrics = tmp_path / "secret", list[str](), Metrics()
+    as_the_kubelet_does(volume, token="the-first-of-the-tokens")
+    application = Application(ServerConfig(token_file=volume / "token"), metrics, said.append)
+    allows = application.token.allows
+    assert allows("Bearer the-first-of-the-tokens") and not allows("Bearer the-second-of-them-all")
+    as_the_kubelet_does(volume, token="the-second-of-them-all")
+    assert allows("bearer the-second-of-them-all") and not allows("Bearer the-first-of-the-tokens")
+    for unusable in ("", "short", "x" * 5_000, "a token with\xa0 spaces"):
+        as_the_kubelet_does(volume, token=unusable)
+        assert allows("Bearer the-second-of-them-all") and not allows(f"Bearer {unusable}")
+    (volume / "..data").unlink()
+    assert allows("Bearer the-second-of-them-all") and not allows("Bearer ")
+    assert len(said) == 5 and all(line.endswith("; what was there before is still used") for line in said)
+    assert "the-second" not in "".join(said) and b"hpml_failed_secrets_total 5.0" in metrics.text()
+    as_the_kubelet_does(volume, token="the-third-of-the-tokens")
+    assert allows("Bearer the-third-of-the-tokens") and not allows("Bearer \ud800")
+
+
+def certificate_of(name: str, folder: Path) -> dict[str, str]:
+    """A key and a certificate for this machine, as the files of a Secret."""
+    key, certificate = folder / f"{name}.key", folder / f"{name}.crt"
     subprocess.run(
         [
             *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"),
-            *("-keyout", str(key), "-out", str(certificate), "-subj", "/CN=localhost"),
+            *("-keyout", str(key), "-out", str(certificate), "-subj", f"/CN={name}"),
             *("-addext", "subjectAltName=IP:127.0.0.1"),
         ],
         check=True,
         capture_output=True,
     )
-    with serving(str(bundle), "--tls-certificate", str(certificate), "--tls-key", str(key)) as address:
-        trusted = ssl.create_default_context(cafile=str(certificate))
+    return {"tls.key": key.read_text(), "tls.crt": certificate.read_text()}
+
+
+def test_over_tls_with_a_certificate_that_is_renewed_and_a_token_that_is_rotated(
+    bundle: Path, tmp_path: Path
+) -> None:
+    import grpc
+    from tritonclient.grpc import service_pb2 as messages
+    from tritonclient.grpc import service_pb2_grpc as services
+
+    volume, pairs = tmp_path / "secret", [certificate_of(name, tmp_path) for name in ("one", "two")]
+    tokens = ["the-first-of-the-tokens", "the-second-of-them-all"]
+
+    def status(address: Address, pair: dict[str, str], token: str) -> int:
+        trusted = ssl.create_default_context(cadata=pair["tls.crt"])
         connection = http.client.HTTPSConnection("127.0.0.1", address.port, context=trusted, timeout=30)
-        connection.request("GET", "/v2/health/ready")
-        assert connection.getresponse().status == 200
-        connection.close()
+        try:
+            connection.request("GET", "/v2", headers={"Authorization": f"Bearer {token}"})
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    def code(port: str, pair: dict[str, str], token: str) -> str:
+        trusted = grpc.ssl_channel_credentials(pair["tls.crt"].encode())
+        with grpc.secure_channel(port, trusted) as channel:
+            try:
+                services.GRPCInferenceServiceStub(channel).ServerMetadata(
+                    messages.ServerMetadataRequest(), metadata=[("authorization", f"Bearer {token}")]
+                )
+            except grpc.RpcError as error:
+                return str(error.code().name)
+        return "OK"
+
+    as_the_kubelet_does(volume, token=tokens[0], **pairs[0])
+    options = ["--tls-certificate", str(volume / "tls.crt"), "--tls-key", str(volume / "tls.key")]
+    options += ["--token-file", str(volume / "token"), "--grpc-port", "0"]
+    with serving(str(bundle), *options) as address:
+        assert address.process.stderr
+        port = address.process.stderr.readline().split()[-1]
+        assert (status(address, pairs[0], tokens[0]), code(port, pairs[0], tokens[0])) == (200, "OK")
+        as_the_kubelet_does(volume, token=tokens[1], **pairs[1])
+        assert (status(address, pairs[1], tokens[0]), code(port, pairs[1], tokens[0])) == (
+            401,
+            "UNAUTHENTICATED",
+        )
+        assert (status(address, pairs[1], tokens[1]), code(port, pairs[1], tokens[1])) == (200, "OK")
+        with pytest.raises(ssl.SSLCertVerificationError):
+            status(address, pairs[0], tokens[1])
+        as_the_kubelet_does(volume, token=tokens[1], **pairs[1] | {"tls.key": pairs[0]["tls.key"]})
+        assert status(address, pairs[1], tokens[1]) == 200
+        assert "cannot be used for TLS" in address.process.stderr.readline()
 
 
 def version_of(address: Address) -> str:
