@@ -83,6 +83,21 @@ CASES = {
         *("--token-secret", "small-token", "--ingress-host", "small.example.org", "--drain-s", "10"),
         *("--gateway", "edge/public", "--max-batch", "16"),
     ),
+    "kubernetes-ingress": (
+        *(
+            "--to",
+            "kubernetes",
+            *IMAGE,
+            *URI,
+            "--ingress-host",
+            "small.example.org",
+            "--ingress-class",
+            "nginx",
+        ),
+        *("--ingress-tls-secret", "small-tls", "--ingress-annotation", "example.org/size=20m=a"),
+        *("--ingress-annotation", "cert-manager.io/issuer=ca", "--store-cidr", "10.1.2.0/24"),
+        *("--store-cidr", "fd00::/64", "--store-port", "9000"),
+    ),
     "triton": ("--to", "triton", "--replicas", "2", "--cpus", "2", "--memory", "4Gi", "--max-queue-ms", "20"),
 }
 
@@ -263,6 +278,18 @@ def test_triton_serves_a_plan_on_the_gpu_it_was_compiled_on(hpml: Hpml, tmp_path
         (("--to", "kserve", "--bundle-uri", "s3://models/../all"), 3, "without .."),
         (("--to", "kserve", "--bundle-uri", "s3://models/a;reboot"), 3, "is no place of a bundle"),
         (("--to", "kserve", *URI, "--namespace", "Team A"), 3, "namespace: 'Team A' is no name in a cluster"),
+        (
+            ("--to", "kubernetes", *URI, "--ingress-annotation", "a"),
+            3,
+            "ingress_annotation: 'a' is no annotation: give KEY=VALUE, each key once",
+        ),
+        (
+            ("--to", "kubernetes", *URI, "--ingress-annotation", "a=b", "--ingress-annotation", "a=c"),
+            3,
+            "each key once",
+        ),
+        (("--to", "kubernetes", *URI, "--store-cidr", "store.example"), 3, "give a network like 10.1.2.0/24"),
+        (("--to", "compose", "--store-cidr", "10.0.0.0/8"), 2, "--store-cidr means nothing to compose"),
         (("--to", "kserve", *URI, "--mode", "raw"), 3, "mode: it should be 'standard' or 'knative'"),
         (("--to", "kserve", *URI, "--canary-percent", "101"), 3, "at most 100 (got 101)"),
         (("--to", "kserve", *URI, "--port", "80"), 2, "port 80 is refused: the server is no root"),
