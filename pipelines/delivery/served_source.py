@@ -28,16 +28,14 @@ def served_source(argument: str, home: Path, *, threads: int, run_code: bool) ->
 
     Raises UsageError if it names none.
     """
-    from hpml.serving.model import open_bundle
-
     folder = Path(argument)
     if (folder / BUNDLE).is_file():
-        return lambda: open_bundle(folder, threads=threads, run_code=run_code)
+        return lambda: _served_bundle(folder, threads, run_code=run_code)
     if match := _REGISTERED.fullmatch(argument):
         return lambda: _served_version(match, home, threads)
     _refuse_other_folder(argument)
     _bundle_of(home, argument)
-    return lambda: open_bundle(_bundle_of(home, argument), threads=threads, run_code=run_code)
+    return lambda: _served_bundle(_bundle_of(home, argument), threads, run_code=run_code)
 
 
 def bundle_folder(argument: str, home: Path) -> Path:
@@ -91,10 +89,21 @@ def _bundle_of_version(match: re.Match[str], home: Path) -> Path:
     )
 
 
+def _served_bundle(folder: Path, threads: int, *, run_code: bool) -> ServedModel:
+    from hpml.serving.model import open_bundle
+    from hpml.serving.trial import try_open
+
+    folder = folder.resolve()  # a link may point elsewhere by and by
+    try_open("bundle", folder, threads=threads)
+    return open_bundle(folder, threads=threads, run_code=run_code)
+
+
 def _served_version(match: re.Match[str], home: Path, threads: int) -> ServedModel:
     from hpml.serving.model import open_engine
+    from hpml.serving.trial import try_open
 
     engine, number = _registered(match, home)
+    try_open("engine", engine.path, threads=threads)
     return open_engine(engine, name=match["name"], version=number, threads=threads)
 
 
