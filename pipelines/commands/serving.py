@@ -54,7 +54,7 @@ def serve(
     """Serve a model over HTTP by the Open Inference Protocol, until Ctrl-C. SIGHUP opens it anew."""
     import signal
 
-    from hpml.core.contract import validate
+    from hpml.core.contract import validate_options
     from hpml.core.errors import UsageError
     from hpml.pipelines.delivery.served_source import served_source
 
@@ -79,5 +79,5 @@ def serve(
         "log_file": log_file,
         "page": page,
     }
-    config: ServerConfig = validate(ServerConfig, given, where="the options of hpml serve")
+    config: ServerConfig = validate_options(ServerConfig, given, where="the options of hpml serve")
     serve_until_stopped(open_model, config, partial(typer.echo, err=True))

@@ -13,6 +13,7 @@ from typing import Any
 
 from hpml.core.atomic_files import write_text_atomic
 from hpml.core.errors import HpmlError
+from hpml.io.tracking import store_of
 from hpml.pipelines.delivery.rollout import Evidence, Say
 
 DEPLOYMENTS = "deployments"  # folder of a workspace
@@ -52,7 +53,7 @@ class Keeper:
         self._record(evidence, told, file)
 
     def _record(self, evidence: Evidence, told: dict[str, Any], file: Path) -> None:
-        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{self.home.resolve()}/mlflow.db"
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or store_of(self.home)
         release = evidence.release
         try:
             from hpml.components.register.deployments import record_deployment

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hpml.artifacts.folder import MANIFEST, read_manifest
 from hpml.core.errors import HpmlError, UsageError
+from hpml.io.tracking import store_of
 from hpml.measuring.subjects.bundle import BUNDLE, BundleSubject
 from hpml.pipelines.engine import run_record
 
@@ -111,6 +112,6 @@ def _registered(match: re.Match[str], home: Path) -> tuple[Artifact[EngineSpec],
     """The engine and the number of a version in the registry: MLFLOW_TRACKING_URI's, or the workspace's."""
     from hpml.components.register.retrieval import registered_engine
 
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home.resolve()}/mlflow.db"
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or store_of(home)
     alias, version = match["alias"] or "", match["version"] or ""
     return registered_engine(uri, match["name"], alias=alias, version=version, folder=home / ".served")

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpml.artifacts.folder import MANIFEST
 from hpml.core import strict_yaml
-from hpml.core.contract import validate
+from hpml.core.contract import validate_options
 from hpml.core.errors import UsageError
 from hpml.io import storage
 from hpml.pipelines.cluster.client import connect
@@ -113,7 +113,7 @@ def _config(bundle: Deployable, options: DeployOptions) -> KubernetesConfig:
         "store_port": options.store_port,
         "gateway": options.gateway,
     }
-    config: KubernetesConfig = validate(KubernetesConfig, given, where="what is given to hpml deploy")
+    config: KubernetesConfig = validate_options(KubernetesConfig, given, where="what is given to hpml deploy")
     return config
 
 

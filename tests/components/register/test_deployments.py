@@ -6,8 +6,12 @@ import json
 from pathlib import Path
 from typing import Any
 
+import pytest
 from mlflow import MlflowClient
 
+from hpml.components.register.retrieval import registered_engine
+from hpml.core.errors import StageFailed
+from hpml.io import tracking
 from hpml.pipelines.delivery.evidence import Keeper
 from hpml.pipelines.delivery.rollout import Evidence
 from hpml.pipelines.delivery.smoke_limits import Benchmark, SmokeLimits
@@ -45,6 +49,22 @@ def test_the_limits_are_with_what_was_held_to_them(registry: str, tmp_path: Path
         "cold_ms": 0.2,
     }
     assert told["benchmark"] == {"latency_ms_p50": 0.5, "cpu": "a CPU"}
+
+
+def test_what_is_fetched_draws_no_bars(
+    registry: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "engine").mkdir()
+    (tmp_path / "engine" / "model.onnx").write_bytes(b"0")
+    client = tracking.client(registry)
+    run = client.create_run(tracking.experiment_id(client, registry, "fetched"))
+    client.log_artifacts(run.info.run_id, str(tmp_path / "engine"), "engine")
+    client.create_registered_model("small")
+    client.create_model_version("small", source=f"runs:/{run.info.run_id}/engine", run_id=run.info.run_id)
+    capfd.readouterr()
+    with pytest.raises(StageFailed, match="is not an artifact"):  # once it was fetched
+        registered_engine(registry, "small", version="1", folder=tmp_path / "fetched")
+    assert capfd.readouterr().err == ""
 
 
 def test_a_tag_that_would_be_too_long_has_the_essentials_and_names_the_file(
