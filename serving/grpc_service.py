@@ -136,12 +136,15 @@ class _Bounded(grpc.aio.ServerInterceptor):  # type: ignore[misc]
         given = str(dict(details.invocation_metadata).get("authorization", ""))
         is_known = details.method in _OPEN or self._application.token.allows(given)
 
-        async def answer(message: bytes, context: Any) -> Any:
+        async def answer(_messages: Any, context: Any) -> Any:
             begun_s = time.perf_counter()
             code = grpc.StatusCode.CANCELLED  # by the client, unless there is an answer
             try:
                 if not is_known:
                     raise RequestRefused(401, "a bearer token is needed")
+                message = await context.read()
+                if message is grpc.aio.EOF:  # gRPC has refused it by now, as too long
+                    raise RequestRefused(429, "the message is too long, or there is none")
                 with self._application.bodies.counted(len(message)):
                     told = await handler.unary_unary(_parsed(handler, message), context)
                 code = grpc.StatusCode.OK
@@ -159,8 +162,9 @@ class _Bounded(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             finally:
                 self._application.metrics.answered(details.method, code.name, time.perf_counter() - begun_s)
 
-        # The message comes as bytes, so that it is counted before it is parsed, and refused as others are.
-        return grpc.unary_unary_rpc_method_handler(answer, response_serializer=handler.response_serializer)
+        # The message comes as bytes, so that it is counted before it is parsed, and refused as others are. It
+        # comes as a stream, which is the same on the wire, so that we hear of those that gRPC itself refuses.
+        return grpc.stream_unary_rpc_method_handler(answer, response_serializer=handler.response_serializer)
 
 
 def _parsed(handler: Any, message: bytes) -> Any:

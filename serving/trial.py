@@ -18,14 +18,13 @@ from typing import Literal
 
 from hpml.core import hardware, memory
 from hpml.core.errors import ExitCode, StageFailed, explained
-from hpml.core.process import die_with_parent, limit_memory, proc_bytes
+from hpml.core.process import die_with_parent, limit_files, limit_memory, proc_bytes
 
 Kind = Literal["bundle", "engine"]
-_LEAST_S, _S_PER_GIB = 60.0, 60.0  # for a folder of so many bytes
-LEAST_BYTES, _TIMES = (
-    2 << 30,
-    4,
-)  # of memory, likewise: the runtime's copy, the layout of kernels, activations
+_LEAST_S, _S_PER_GIB, _MOST_S = 60.0, 60.0, 300.0  # for a folder of so many bytes
+# Likewise of memory: the runtime's copy of the weights, the layout of its kernels, activations.
+_LEAST_BYTES, _TIMES_ITS_SIZE = 2 << 30, 4
+_LARGEST_FILE_BYTES = 256 << 20  # of those that it writes: what it says, copies of tokenizers
 _LAST_WORDS_BYTES = 16 << 10
 
 
@@ -43,8 +42,8 @@ def try_open(
     Raises StageFailed if it takes more, or ends its process; else what opening it raised, by its exit code.
     """
     size_bytes = sum(file.lstat().st_size for file in folder.rglob("*"))
-    seconds = seconds or _LEAST_S + _S_PER_GIB * size_bytes / 2**30
-    memory_bytes = memory_bytes or LEAST_BYTES + _TIMES * size_bytes
+    seconds = seconds or min(_LEAST_S + _S_PER_GIB * size_bytes / 2**30, _MOST_S)
+    memory_bytes = memory_bytes or min(_LEAST_BYTES + _TIMES_ITS_SIZE * size_bytes, memory.total_bytes())
     command = [sys.executable, "-m", "hpml.serving.trial", kind, str(folder), str(threads)]
     command += [str(os.getpid()), str(memory_bytes)]
     with tempfile.TemporaryFile() as said:
@@ -84,6 +83,7 @@ def main(arguments: Sequence[str]) -> None:
     kind, folder, threads, parent, memory_bytes = arguments
     die_with_parent(int(parent), signal.SIGKILL)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is for the parent
+    limit_files(_LARGEST_FILE_BYTES)
     with explained():
         from hpml.artifacts.folder import open_artifact
         from hpml.serving.model import open_bundle, open_engine

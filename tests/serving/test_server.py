@@ -573,8 +573,8 @@ def test_who_sends_too_slowly_or_keeps_too_many_connections_is_cut_off(bundle: P
 
 
 @pytest.fixture(scope="module")
-def over_grpc(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """The address of a server over gRPC, and its token."""
+def beside_grpc(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Address, str, str]]:
+    """A server, its address over gRPC, and its token."""
     token, file = "a-token-of-this-test", tmp_path_factory.mktemp("token") / "token"
     file.write_text(token)
     options = ("--grpc-port", "0", "--token-file", str(file), "--max-batch", "16", "--max-body-mb", "0.05")
@@ -582,7 +582,13 @@ def over_grpc(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         assert address.process.stderr
         line = address.process.stderr.readline()
         assert line.startswith("gRPC at 127.0.0.1:")
-        yield line.split()[-1], token
+        yield address, line.split()[-1], token
+
+
+@pytest.fixture(scope="module")
+def over_grpc(beside_grpc: tuple[Address, str, str]) -> tuple[str, str]:
+    """The address of a server over gRPC, and its token."""
+    return beside_grpc[1:]
 
 
 def test_nvidias_client_understands_it_over_grpc(over_grpc: tuple[str, str]) -> None:
@@ -674,3 +680,27 @@ def test_what_it_says_goes_to_a_file_of_bounded_size(bundle: Path, tmp_path: Pat
     assert (
         refused.returncode == 3 and f"the log {tmp_path} cannot be written: Is a directory" in refused.stderr
     )
+
+
+def test_a_message_that_grpc_itself_refuses_is_counted(beside_grpc: tuple[Address, str, str]) -> None:
+    import grpc
+    from tritonclient.grpc import service_pb2 as messages
+    from tritonclient.grpc import service_pb2_grpc as services
+
+    server, address, token = beside_grpc
+    headers = {"authorization": f"Bearer {token}"}
+    told = (
+        'hpml_requests_total{path="/inference.GRPCInferenceService/ModelInfer",status="RESOURCE_EXHAUSTED"}'
+    )
+
+    def counted() -> float:
+        text = server.ask("GET", "/metrics", headers=headers)[1].decode()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(told))
+
+    before = counted()
+    request = messages.ModelInferRequest(model_name="small", raw_input_contents=[b"x" * 60_000])
+    with grpc.insecure_channel(address) as channel:
+        for _ in range(3):
+            with pytest.raises(grpc.RpcError, match="larger than max"):
+                services.GRPCInferenceServiceStub(channel).ModelInfer(request, metadata=[*headers.items()])
+    eventually(lambda: counted() == before + 3)
