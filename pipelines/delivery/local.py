@@ -331,10 +331,9 @@ class LocalPlace:
 
     def _last_words(self, track: Track) -> str:
         log = (self._folder / f"{track}.log").read_bytes()
-        read_bytes = self._read.get(track, 0)
-        lines = (
-            log[read_bytes if read_bytes <= len(log) else 0 :].decode(errors="replace").strip().splitlines()
-        )
+        begin = self._read.get(track, 0)
+        said = log[begin:] if begin <= len(log) else log  # it was begun anew meanwhile
+        lines = said.decode(errors="replace").strip().splitlines()
         return lines[-1].removeprefix("error: ") if lines else ""
 
     def _answering(self, track: Track) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from pathlib import Path
 from typing import Any
 
 import httpx2
@@ -12,12 +13,14 @@ import pytest
 
 from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact
+from hpml.core.errors import StageFailed
 from hpml.serving.apis import completions
 from hpml.serving.apis.completions import _until
 from hpml.serving.application import Application
 from hpml.serving.config import ServerConfig
 from hpml.serving.model import ServedModel, open_engine
 from hpml.serving.prometheus import Metrics
+from hpml.serving.trial import try_open
 from hpml.tasks.generation import Piece, as_pieces, sampler
 
 TURNS = [{"role": "user", "content": "how are you?"}]
@@ -26,6 +29,12 @@ TURNS = [{"role": "user", "content": "how are you?"}]
 @pytest.fixture(scope="module")
 def model(engine: Artifact[EngineSpec]) -> ServedModel:
     return open_engine(engine, name="talker", version="1", threads=1)
+
+
+def test_an_engine_is_tried_in_a_process_of_its_own(engine: Artifact[EngineSpec], tmp_path: Path) -> None:
+    try_open("engine", engine.path, threads=1)
+    with pytest.raises(StageFailed, match="is not an artifact"):
+        try_open("engine", tmp_path, threads=1)
 
 
 def asking(model: ServedModel, use: Callable[[openai.AsyncOpenAI], Awaitable[None]]) -> None:
