@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import hmac
 import importlib.metadata
 import time
 from collections.abc import Awaitable, Callable, Mapping
@@ -17,6 +16,7 @@ from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
 from hpml.artifacts.operation import Operation
+from hpml.core.errors import ConfigInvalid
 from hpml.serving.apis import open_inference
 from hpml.serving.bodies import Bodies
 from hpml.serving.config import ServerConfig
@@ -28,6 +28,7 @@ from hpml.serving.opened import Opened
 from hpml.serving.prometheus import Metrics
 from hpml.serving.recording import Recorder
 from hpml.serving.rollout.figures import RELEASE_HEADER
+from hpml.serving.secret_files import Token
 
 SERVER = {
     "name": "hpml",
@@ -51,13 +52,16 @@ class Application:
         self,
         config: ServerConfig,
         metrics: Metrics,
-        token: str = "",
         tell: Callable[[str], None] = print,
         recorder: Recorder | None = None,
     ) -> None:
-        """token: that requests have to bring; "" is none. tell: where a line goes for whoever started it."""
+        """tell: where a line goes for whoever started it.
+
+        Raises ConfigInvalid for a token that is refused.
+        """
         self._config, self.metrics, self.tell = config, metrics, tell
-        self._token, self._recorder = token.encode(), recorder
+        self._recorder = recorder
+        self.token = Token(config.token_file, self.keeps_former)
         self.bodies = Bodies(config, metrics)
         self._serving: Opened | None = None
         # Decoding a picture takes longer than other requests may wait.
@@ -75,6 +79,11 @@ class Application:
         self.metrics.serves(model.name, model.version, model.digest, model.drift)
         if former:
             await former.close()
+
+    def keeps_former(self, error: ConfigInvalid) -> None:
+        """A token or a certificate has changed, and cannot be used: that of before still is."""
+        self.metrics.failed_secrets.inc()
+        self.tell(f"error: {error}; what was there before is still used")
 
     @property
     def is_ready(self) -> bool:
@@ -179,11 +188,7 @@ class Application:
         return _OTHER, _refusing(404, "there is no such path")
 
     def _check_token(self, request: Request) -> None:
-        if not self._token:
-            return
-        scheme, _, given = request.headers.get("authorization", "").partition(" ")
-        is_known = hmac.compare_digest(given.strip().encode("latin-1"), self._token)
-        if not (is_known and scheme.lower() == "bearer"):
+        if not self.token.allows(request.headers.get("authorization", "")):
             raise RequestRefused(401, "a bearer token is needed", {"www-authenticate": "Bearer"})
 
     def _ready_serving(self) -> Opened:
@@ -209,7 +214,7 @@ class Application:
         return Response(self.metrics.text(), media_type=self.metrics.content_type)
 
     async def _openapi(self, request: Request) -> Response:
-        return _json(openapi.document(self._ready_serving().model, needs_token=bool(self._token)))
+        return _json(openapi.document(self._ready_serving().model, needs_token=self.token.is_needed))
 
     async def _page(self, request: Request) -> Response:
         return page()

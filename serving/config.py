@@ -41,6 +41,7 @@ class ServerConfig(Config):
     token_file: Path | None = (
         None  # every request but health checks has to bring its content as a bearer token
     )
+    log_file: Path | None = None  # of what the server says, in place of the standard streams
     page: bool = False  # to try the model with, at /
     record: Path | None = None  # requests, for another version to be tried with
     record_requests: int = Field(default=1000, ge=1, le=MOST_RECORDED_REQUESTS)

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hmac
 import time
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
@@ -18,6 +17,7 @@ from hpml.serving.apis.tensors import check_ids, check_sizes, from_bytes, from_n
 from hpml.serving.application import SERVER, Application
 from hpml.serving.config import ServerConfig
 from hpml.serving.errors import RequestRefused
+from hpml.serving.secret_files import Certificate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray
@@ -126,24 +126,25 @@ def _wanted(request: Any, operation: Operation) -> Sequence[str]:
 class _Bounded(grpc.aio.ServerInterceptor):  # type: ignore[misc]
     """Answers those only who bring the token, but for health; counts requests, and their bytes in memory."""
 
-    def __init__(self, application: Application, token: str) -> None:
-        """token: "" is none."""
+    def __init__(self, application: Application) -> None:
         self._application = application
-        self._expected = f"Bearer {token}".encode() if token else b""
 
     async def intercept_service(self, continuation: Callable[[Any], Awaitable[Any]], details: Any) -> Any:
         handler = await continuation(details)
         if handler is None or handler.unary_unary is None:  # a stream: UNIMPLEMENTED
             return None
-        given = str(dict(details.invocation_metadata).get("authorization", "")).encode()
-        is_known = details.method in _OPEN or not self._expected or hmac.compare_digest(given, self._expected)
+        given = str(dict(details.invocation_metadata).get("authorization", ""))
+        is_known = details.method in _OPEN or self._application.token.allows(given)
 
-        async def answer(message: bytes, context: Any) -> Any:
+        async def answer(_messages: Any, context: Any) -> Any:
             begun_s = time.perf_counter()
             code = grpc.StatusCode.CANCELLED  # by the client, unless there is an answer
             try:
                 if not is_known:
                     raise RequestRefused(401, "a bearer token is needed")
+                message = await context.read()
+                if message is grpc.aio.EOF:  # gRPC has refused it by now, as too long
+                    raise RequestRefused(429, "the message is too long, or there is none")
                 with self._application.bodies.counted(len(message)):
                     told = await handler.unary_unary(_parsed(handler, message), context)
                 code = grpc.StatusCode.OK
@@ -161,8 +162,9 @@ class _Bounded(grpc.aio.ServerInterceptor):  # type: ignore[misc]
             finally:
                 self._application.metrics.answered(details.method, code.name, time.perf_counter() - begun_s)
 
-        # The message comes as bytes, so that it is counted before it is parsed, and refused as others are.
-        return grpc.unary_unary_rpc_method_handler(answer, response_serializer=handler.response_serializer)
+        # The message comes as bytes, so that it is counted before it is parsed, and refused as others are. It
+        # comes as a stream, which is the same on the wire, so that we hear of those that gRPC itself refuses.
+        return grpc.stream_unary_rpc_method_handler(answer, response_serializer=handler.response_serializer)
 
 
 def _parsed(handler: Any, message: bytes) -> Any:
@@ -178,13 +180,24 @@ async def _abort(context: Any, code: grpc.StatusCode, refused: RequestRefused) -
     await context.abort(code, refused.why)
 
 
+def _credentials(certificate: Certificate) -> grpc.ServerCredentials:
+    """Those of the moment, for each connection."""
+
+    def now() -> grpc.ServerCertificateConfiguration:
+        return grpc.ssl_server_certificate_configuration([certificate.pair()])
+
+    return grpc.dynamic_ssl_server_credentials(now(), now)
+
+
 class GrpcServer:
     """A server that is not started yet; its bounds are those of HTTP. port: where it will listen."""
 
-    def __init__(self, application: Application, config: ServerConfig, token: str) -> None:
+    def __init__(
+        self, application: Application, config: ServerConfig, certificate: Certificate | None
+    ) -> None:
         """Raises OSError if the port cannot be had."""
         self.server = grpc.aio.server(
-            interceptors=[_Bounded(application, token)],
+            interceptors=[_Bounded(application)],
             # A message is in memory before anything of ours is asked.
             maximum_concurrent_rpcs=max(1, config.max_pending_bytes // config.max_body_bytes),
             options=[
@@ -198,9 +211,8 @@ class GrpcServer:
         host = f"[{config.host}]" if ":" in config.host else config.host
         address = f"{host}:{config.grpc_port}"
         try:
-            if config.tls_key and config.tls_certificate:
-                pair = (config.tls_key.read_bytes(), config.tls_certificate.read_bytes())
-                self.port = self.server.add_secure_port(address, grpc.ssl_server_credentials([pair]))
+            if certificate:
+                self.port = self.server.add_secure_port(address, _credentials(certificate))
             else:
                 self.port = self.server.add_insecure_port(address)
         except RuntimeError as error:

@@ -13,6 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from hpml.serving.application import Application
 from hpml.serving.config import ServerConfig
+from hpml.serving.secret_files import Certificate
 
 _TOO_MANY = (
     b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
@@ -164,7 +165,9 @@ def bounded_protocol(config: ServerConfig) -> type[HttpToolsProtocol]:
 class Server(uvicorn.Server):
     """Drains before it stops: on SIGTERM it is not ready, and still answers for a while."""
 
-    def __init__(self, application: Application, config: ServerConfig) -> None:
+    def __init__(
+        self, application: Application, config: ServerConfig, certificate: Certificate | None
+    ) -> None:
         self._application, self._drain_s = application, config.drain_s
         tls = (
             {"ssl_certfile": config.tls_certificate, "ssl_keyfile": config.tls_key} if config.tls_key else {}
@@ -187,6 +190,10 @@ class Server(uvicorn.Server):
                 **tls,  # type: ignore[arg-type]
             )
         )
+        if certificate:
+            self.config.load()
+            assert self.config.ssl
+            certificate.use_in(self.config.ssl)
 
     def handle_exit(self, sig: int, frame: FrameType | None) -> None:
         """The first SIGTERM drains; the next one, and Ctrl-C, stop once what was accepted is answered."""

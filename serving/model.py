@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import re
 import shutil
 import tempfile
@@ -213,15 +214,17 @@ def _check_signature(golden: Mapping[str, Mapping[str, NDArray[Any]]], spec: Eng
 
 def _check_graph(file: Path) -> None:
     """Raise StageFailed for a graph that is too large to be opened, or has weights that are no numbers."""
-    from hpml.targets.onnx_file import nodes, read_runnable, tensors
+    from hpml.targets.onnx_file import inlined_nodes, nodes, read_runnable, tensors
 
     try:
         model = read_runnable(file)
     except HpmlError as error:
         raise StageFailed(f"{file.name} is not served", why=error.why or error.what) from None
-    if (count := sum(1 for _ in nodes(model))) > MOST_NODES:
+    if (count := max(sum(1 for _ in nodes(model)), inlined_nodes(model))) > MOST_NODES:
+        counted = "without end" if math.isinf(count) else f"{count:,.0f}"
         raise StageFailed(
-            f"{file.name} is not served", why=f"it has {count:,} nodes, {MOST_NODES:,} are allowed"
+            f"{file.name} is not served",
+            why=f"its nodes, functions in their places, are {counted}; {MOST_NODES:,} are allowed",
         )
     for tensor in tensors(model):
         if tensor.data_type in _WITH_NAN and not _is_finite(tensor, file):

@@ -97,6 +97,12 @@ class Metrics:
             registry=self._registry,
         )
 
+        self.failed_secrets = Counter(
+            "hpml_failed_secrets",
+            "Changed files of the token or of TLS that did not take the place of those before.",
+            registry=self._registry,
+        )
+
     def answered(self, path: str, status: int | str, seconds: float) -> None:
         """A request has its answer. path: a route or method of ours, not what a client made up."""
         self._requests.labels(path, str(status)).inc()

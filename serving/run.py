@@ -6,27 +6,25 @@ import asyncio
 import os
 import signal
 import socket
-import ssl
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import uvloop
 
-from hpml.core import regular_files
-from hpml.core.errors import ConfigInvalid, ExitCode, HpmlError, Unavailable, UsageError
+from hpml.core.errors import ExitCode, HpmlError, Unavailable, UsageError
 from hpml.serving.application import Application
 from hpml.serving.config import ServerConfig
 from hpml.serving.http_server import Server
+from hpml.serving.log_file import LogFile
 from hpml.serving.model import ServedModel
 from hpml.serving.prometheus import Metrics
 from hpml.serving.recording import Recorder
+from hpml.serving.secret_files import Certificate
 
 if TYPE_CHECKING:
     from hpml.serving.grpc_service import GrpcServer
 
 _OPENING_S = 300.0  # for a model to be opened and tried
-_LEAST_TOKEN = 16  # characters
 
 
 def serve(open_model: Callable[[], ServedModel], config: ServerConfig, tell: Callable[[str], None]) -> None:
@@ -34,8 +32,9 @@ def serve(open_model: Callable[[], ServedModel], config: ServerConfig, tell: Cal
 
     It is listened from the start, and answered once the model is open. A model that cannot be opened anew
     leaves the one before in its place. tell: where a line goes for whoever started it.
-    Raises Unavailable if the port is taken, ConfigInvalid for a token or certificates that cannot be read,
-    UsageError for a file that requests cannot be recorded in, and what `open_model` raises.
+    Raises Unavailable if the port is taken, ConfigInvalid for a token or certificates that cannot be read or
+    a log that cannot be written, UsageError for a file that requests cannot be recorded in, and what
+    `open_model` raises.
     """
     with asyncio.Runner(loop_factory=uvloop.new_event_loop) as runner:
         runner.run(_serve(open_model, config, tell))
@@ -44,11 +43,17 @@ def serve(open_model: Callable[[], ServedModel], config: ServerConfig, tell: Cal
 async def _serve(
     open_model: Callable[[], ServedModel], config: ServerConfig, tell: Callable[[str], None]
 ) -> None:
-    metrics, token = Metrics(), _token(config)
+    log = LogFile(config.log_file, tell) if config.log_file else None
+    metrics = Metrics()
     recorder = _recorder(config, tell)
-    application = Application(config, metrics, token, tell, recorder)
-    server, listener = _server(application, config), _listener(config)
-    over_grpc = await _start_grpc(application, config, token)
+    application = Application(config, metrics, tell, recorder)
+    certificate = (
+        Certificate(config.tls_certificate, config.tls_key, application.keeps_former)
+        if config.tls_certificate and config.tls_key
+        else None
+    )
+    server, listener = Server(application, config, certificate), _listener(config)
+    over_grpc = await _start_grpc(application, config, certificate)
     listening = asyncio.create_task(server.serve([listener]))
     anew = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGHUP, anew.set)
@@ -67,9 +72,11 @@ async def _serve(
             tell(str(recorder))
         if over_grpc:
             tell(f"gRPC at {config.host}:{over_grpc.port}")
-        swapping = asyncio.create_task(_swap(application, open_model, anew, metrics, tell))
+        beside = [asyncio.create_task(_swap(application, open_model, anew, metrics, tell))]
+        beside += [asyncio.create_task(log.keep_bounded())] if log else []
         await listening
-        swapping.cancel()
+        for task in beside:
+            task.cancel()
     finally:
         server.should_exit = True
         await listening
@@ -94,7 +101,9 @@ def _end_while_opening(is_told_to: bool, tell: Callable[[str], None]) -> None:
     os._exit(ExitCode.TERMINATED if is_told_to else ExitCode.STAGE_FAILED)
 
 
-async def _start_grpc(application: Application, config: ServerConfig, token: str) -> GrpcServer | None:
+async def _start_grpc(
+    application: Application, config: ServerConfig, certificate: Certificate | None
+) -> GrpcServer | None:
     if config.grpc_port is None:
         return None
     try:
@@ -102,7 +111,7 @@ async def _start_grpc(application: Application, config: ServerConfig, token: str
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is missing", fix="pip install 'hpml-pipeline[serving]'") from None
     try:
-        made = GrpcServer(application, config, token)
+        made = GrpcServer(application, config, certificate)
     except OSError:
         raise _not_listening(config.host, config.grpc_port, "it is taken, or not of this machine") from None
     await made.server.start()
@@ -145,40 +154,3 @@ def _listener(config: ServerConfig) -> socket.socket:
 
 def _not_listening(host: str, port: int, why: str) -> Unavailable:
     return Unavailable(f"port {port} of {host} cannot be listened at", why=why, fix="give another one")
-
-
-def _server(application: Application, config: ServerConfig) -> Server:
-    if config.tls_certificate and config.tls_key:
-        _check_tls(config.tls_certificate, config.tls_key)
-    return Server(application, config)
-
-
-def _check_tls(certificate: Path, key: Path) -> None:
-    """Raise ConfigInvalid if they cannot be read, or do not belong together."""
-    for file in (certificate, key):
-        if why := regular_files.problem(file):
-            raise ConfigInvalid(f"{file} cannot be read", why=f"it {why}")
-    try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(certificate, key, password=lambda: b"")
-    except (ssl.SSLError, ValueError) as error:
-        raise ConfigInvalid(
-            f"{certificate} and {key} cannot be used for TLS",
-            why=getattr(error, "reason", None) or str(error),
-            fix="give a PEM certificate and its key, without a pass phrase",
-        ) from None
-
-
-def _token(config: ServerConfig) -> str:
-    if config.token_file is None:
-        return ""
-    try:
-        token = config.token_file.read_text(encoding="ascii").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigInvalid(f"the token in {config.token_file} cannot be read", why=str(error)) from None
-    if len(token) < _LEAST_TOKEN or not token.isprintable() or " " in token:
-        raise ConfigInvalid(
-            f"the token in {config.token_file} is refused",
-            why=f"it needs {_LEAST_TOKEN} printable characters without spaces",
-            fix="python -c 'import secrets; print(secrets.token_urlsafe())'",
-        )
-    return token

@@ -32,7 +32,7 @@ from pydantic import (
 )
 from pydantic_core import core_schema
 
-from hpml.core.errors import ConfigInvalid, shortened
+from hpml.core.errors import ConfigInvalid, UsageError, shortened
 
 
 class Config(BaseModel):
@@ -113,6 +113,14 @@ def validate(expected: type[_T] | Any, value: Any, *, where: str) -> _T:
         return typing.cast(_T, TypeAdapter(expected).validate_python(value))
     except ValidationError as error:
         raise ConfigInvalid(f"{where} is not valid", why=_explain(error, expected, value)) from None
+
+
+def validate_options(expected: type[_T] | Any, value: Any, *, where: str) -> _T:
+    """As `validate`, of what a command line says: raises UsageError in place of ConfigInvalid."""
+    try:
+        return typing.cast(_T, validate(expected, value, where=where))
+    except ConfigInvalid as error:
+        raise UsageError(error.what, why=error.why, fix=error.fix) from None
 
 
 def _unusable(value: Any) -> Iterator[str]:

@@ -52,9 +52,18 @@ def die_with_parent(parent: int, number: signal.Signals) -> None:
 
 def limit_memory(size_bytes: int) -> None:
     """Refuse this process more than `size_bytes` of memory of its own: what asks for more gets an error."""
-    _, hard = resource.getrlimit(resource.RLIMIT_DATA)
-    most = size_bytes if hard == resource.RLIM_INFINITY else min(size_bytes, hard)
-    resource.setrlimit(resource.RLIMIT_DATA, (most, most))
+    _limit(resource.RLIMIT_DATA, size_bytes)
+
+
+def limit_files(size_bytes: int) -> None:
+    """Have this process write no file of more than `size_bytes`."""
+    _limit(resource.RLIMIT_FSIZE, size_bytes)
+
+
+def _limit(resource_kind: int, most: int) -> None:
+    _, hard = resource.getrlimit(resource_kind)
+    most = most if hard == resource.RLIM_INFINITY else min(most, hard)
+    resource.setrlimit(resource_kind, (most, most))
 
 
 Methods = Mapping[str, Callable[..., dict[str, Any]]]

@@ -32,6 +32,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, Literal
+from urllib.parse import quote, unquote
 
 from hpml.core.atomic_files import write_text_atomic
 from hpml.core.contract import canonical_json
@@ -216,8 +217,21 @@ def _write_position(outbox: Path, store: str, offset: int) -> None:
 # ----------------------------------------------------------------------------------------------------- store
 
 
+def store_of(home: Path) -> str:
+    """The URI of the local store of the workspace `home`."""
+    return _sqlite_uri(home.resolve() / "mlflow.db")
+
+
+def _sqlite_uri(path: Path) -> str:
+    """SQLAlchemy takes what follows a ? for options, and decodes %20 and the like.
+
+    MLflow does not decode, and makes an empty folder of the name that is written here beside the real one.
+    """
+    return _SQLITE + re.sub(r"%(?=[0-9A-Fa-f]{2})|\?", lambda found: quote(found[0]), str(path))
+
+
 def _sqlite_path(uri: str) -> Path | None:
-    return Path(uri.removeprefix(_SQLITE)) if uri.startswith(_SQLITE) else None
+    return Path(unquote(uri.removeprefix(_SQLITE).partition("?")[0])) if uri.startswith(_SQLITE) else None
 
 
 def store_identity(uri: str) -> str:
@@ -286,7 +300,7 @@ def _give_identity(path: Path) -> None:
     with contextlib.closing(sqlite3.connect(path, timeout=20)) as database, database:
         # Raises sqlite3.Error at once for what MLflow would retry to open for minutes.
         database.execute("SELECT count(*) FROM sqlite_master")
-        client(_SQLITE + str(path.absolute())).search_experiments(max_results=1)
+        client(_sqlite_uri(path.absolute())).search_experiments(max_results=1)
         database.execute("CREATE TABLE IF NOT EXISTS hpml_store (only INTEGER PRIMARY KEY, id TEXT NOT NULL)")
         database.execute("INSERT OR IGNORE INTO hpml_store VALUES (1, ?)", (str(uuid.uuid4()),))
 
@@ -336,6 +350,7 @@ def client(uri: str, *, timeout_s: int = 5, retries: int = 0) -> MlflowClient:
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_TIMEOUT", str(timeout_s))
     os.environ.setdefault("MLFLOW_HTTP_REQUEST_MAX_RETRIES", str(retries))
     os.environ["MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT"] = "true"
+    os.environ["MLFLOW_ENABLE_ARTIFACTS_PROGRESS_BAR"] = "false"
     from mlflow import MlflowClient
 
     for name in ("mlflow", "alembic", "urllib3"):  # what they log, we say in one line

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import onnx
@@ -117,6 +117,29 @@ def nodes(model: onnx.ModelProto) -> Iterator[onnx.NodeProto]:
         for attribute in node.attribute:
             for graph in (attribute.g, *attribute.graphs):
                 pending += graph.node
+
+
+def inlined_nodes(model: onnx.ModelProto) -> float:
+    """How many nodes the graph has with its functions in it; infinite where one calls itself."""
+    own = {(function.domain, function.name): function.node for function in model.functions}
+    counts: dict[tuple[str, str], float] = {}
+
+    def count(nodes: Sequence[onnx.NodeProto]) -> float:
+        total = 0.0
+        for node in nodes:
+            called = (node.domain, node.op_type)
+            if called in own and called not in counts:
+                counts[called] = math.inf  # until it is known
+                counts[called] = count(own[called])
+            total += counts.get(called, 1)
+            for attribute in node.attribute:
+                total += sum(count(graph.node) for graph in (attribute.g, *attribute.graphs))
+        return total
+
+    try:
+        return count(model.graph.node)
+    except RecursionError:
+        return math.inf
 
 
 def tensors(model: onnx.ModelProto) -> Iterator[onnx.TensorProto]:

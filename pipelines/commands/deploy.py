@@ -86,6 +86,22 @@ def deploy(
     ] = None,
     ingress_host: Annotated[str | None, typer.Option(help="Reach it from outside by this name.")] = None,
     ingress_class: Annotated[str | None, typer.Option(help="Of the Ingress.")] = None,
+    ingress_tls_secret: Annotated[
+        str | None, typer.Option(help="A Secret with its certificate and key: HTTPS.")
+    ] = None,
+    ingress_annotation: Annotated[
+        list[str] | None,
+        typer.Option(metavar="KEY=VALUE", help="Of the Ingress; may be repeated."),
+    ] = None,
+    store_cidr: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="CIDR",
+            help="Pods reach the store there only; may be repeated.",
+            show_default="everywhere",
+        ),
+    ] = None,
+    store_port: Annotated[int | None, typer.Option(help="With --store-cidr.", show_default="443")] = None,
     gateway: Annotated[
         str | None,
         typer.Option(metavar="NAMESPACE/NAME", help="Of the Gateway API, in place of an Ingress."),
@@ -171,7 +187,7 @@ def undeploy(
     namespace: _Namespace = None,
     wait_s: _WaitS = None,
 ) -> None:
-    """Stop serving a model. Its bundle stays."""
+    """Stop serving a model, and remove what was made for it. Its run, or its bundle in the store, stays."""
     from hpml.pipelines.delivery import deploy as delivery
 
     delivery.undeploy(name, to, _given(context), home=home, say=_say)
@@ -182,7 +198,7 @@ def _given(context: typer.Context) -> dict[str, Any]:
     from hpml.pipelines.delivery.deploy_options import DeployOptions
 
     said = {name: context.params.get(name) for name in DeployOptions.model_fields}
-    return {name: value for name, value in said.items() if value is not None and value is not False}
+    return {name: value for name, value in said.items() if value not in (None, [], ()) and value is not False}
 
 
 def _say(line: str) -> None:

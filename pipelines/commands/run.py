@@ -137,10 +137,11 @@ def settings_of(
     max_parallel: int | None,
     tracking: bool,
 ) -> Settings:
+    from hpml.io.tracking import store_of
     from hpml.pipelines.engine.execution import Settings
 
     home = home.resolve()
-    registry = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home}/mlflow.db"
+    registry = os.environ.get("MLFLOW_TRACKING_URI") or store_of(home)
     if executor == "kubernetes":  # what its pods reach
         registry = loaded.recipe.cluster.tracking_uri or registry
     return Settings(

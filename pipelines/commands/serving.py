@@ -40,6 +40,10 @@ def serve(
     drain_s: Annotated[
         float, typer.Option(min=0, help="On SIGTERM: not ready for so long, then stop.")
     ] = 0.0,
+    log_file: Annotated[
+        Path | None,
+        typer.Option(metavar="FILE", help="All that it says goes there; 10 MB and as much in FILE.1."),
+    ] = None,
     page: Annotated[
         bool, typer.Option("--page", help="Also serve a page to try the model with, at /.")
     ] = False,
@@ -55,7 +59,7 @@ def serve(
     """Serve a model over HTTP by the Open Inference Protocol, until Ctrl-C. SIGHUP opens it anew."""
     import signal
 
-    from hpml.core.contract import validate
+    from hpml.core.contract import validate_options
     from hpml.core.errors import UsageError
     from hpml.pipelines.delivery.served_source import served_source
 
@@ -77,10 +81,11 @@ def serve(
         "tls_certificate": tls_certificate,
         "tls_key": tls_key,
         "drain_s": drain_s,
+        "log_file": log_file,
         "page": page,
         "record": record,
     }
     given |= {} if record_requests is None else {"record_requests": record_requests}
     given |= {} if record_mb is None else {"record_bytes": round(record_mb * 1e6)}
-    config: ServerConfig = validate(ServerConfig, given, where="the options of hpml serve")
+    config: ServerConfig = validate_options(ServerConfig, given, where="the options of hpml serve")
     serve_until_stopped(open_model, config, partial(typer.echo, err=True))

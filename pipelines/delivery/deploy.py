@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from hpml.core.atomic_files import new_folder_beside
-from hpml.core.contract import validate
+from hpml.core.contract import validate_options
 from hpml.core.errors import ConfigInvalid, GateFailed, UsageError
 from hpml.core.regular_files import sha256
 from hpml.measuring.goals import COMPLETION
@@ -75,13 +75,7 @@ def rollback(name: str, to: str, given: Mapping[str, Any], *, home: Path, say: S
 def undeploy(name: str, to: str, given: Mapping[str, Any], *, home: Path, say: Say) -> None:
     """Stop serving what is served under `name`. Raises UsageError if there is nothing, Unavailable."""
     rollouts, options = _of_name(name, to, given)
-    place = rollouts.place(options, home, say)
-    with place.lock():
-        stable = place.stable()
-        if stable is None:
-            raise UsageError(f"nothing is served as {name} by {rollouts.address(options)}")
-        place.remove()
-        say(f"{stable.release} is not served any more")
+    _rollout(rollouts, options, home, say).undeploy()
 
 
 def _of_name(name: str, to: str, given: Mapping[str, Any]) -> tuple[Rollouts, DeployOptions]:
@@ -110,7 +104,9 @@ def _write(bundle: Deployable, to: str, write: Writer, options: DeployOptions, o
 
 def _options(given: Mapping[str, Any], to: str, destination: Destination) -> DeployOptions:
     _check_meaning(given, to, destination)
-    options: DeployOptions = validate(DeployOptions, dict(given), where="what is given to hpml deploy")
+    options: DeployOptions = validate_options(
+        DeployOptions, dict(given), where="what is given to hpml deploy"
+    )
     return options
 
 
@@ -210,8 +206,15 @@ def _sign(folder: Path, about: dict[str, str]) -> None:
 
 
 def _digests(folder: Path) -> dict[str, str]:
-    files = [file for file in folder.rglob("*") if file.is_file() and file != folder / MADE]
-    return {file.relative_to(folder).as_posix(): sha256(file) for file in sorted(files)}
+    """Of all files but our own note; what is no file, such as a link or an empty folder, has none."""
+    found = {}
+    for path in sorted(folder.rglob("*")):
+        is_plain = not path.is_symlink()
+        if path == folder / MADE or (is_plain and path.is_dir() and any(path.iterdir())):
+            continue
+        digest = sha256(path) if is_plain and path.is_file() else ""
+        found[path.relative_to(folder).as_posix()] = digest
+    return found
 
 
 def _replace(folder: Path, output: Path) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ipaddress
 import re
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
@@ -33,6 +34,7 @@ class DeployOptions(Config):
     The fields of rollouts are those of `SmokeLimits`; wait_s is for another rollout to end, ready_s for
     servers to get ready, max_replicas above replicas for as many as the load needs, cpu_limit for more CPUs
     than a pod has to itself. token_secret: a Secret of the cluster whose key `token` requests have to bring.
+    store_cidr, store_port: where pods reach the store, and nothing else. ingress_annotation: KEY=VALUE, each.
 
     name: of the deployment. image: of the server. replicas: servers, or instances of the engine in one.
     bundle_uri: where a cluster finds the bundle. canary_percent: of the requests that go to this version
@@ -56,6 +58,10 @@ class DeployOptions(Config):
     token_secret: str = ""
     ingress_host: str = ""
     ingress_class: str = ""
+    ingress_tls_secret: str = ""
+    ingress_annotation: tuple[str, ...] = ()
+    store_cidr: tuple[str, ...] = ()
+    store_port: int = Field(default=443, ge=1, le=65535)
     gateway: str = ""
     wait_s: float = Field(default=60, ge=0, le=86400)
     ready_s: float = Field(default=300, ge=1, le=86400)
@@ -93,6 +99,11 @@ class DeployOptions(Config):
         match = _MEMORY.fullmatch(self.memory)
         return int(match[1]) * (1024 if match[2] == "Gi" else 1) if match else None
 
+    @property
+    def ingress_annotations(self) -> Mapping[str, str]:
+        """By their keys."""
+        return dict(one.split("=", 1) for one in self.ingress_annotation)
+
     def given(self, name: str) -> bool:
         """Whether somebody said it."""
         return name in self.model_fields_set
@@ -112,10 +123,19 @@ class DeployOptions(Config):
     def _is_a_gateway(cls, text: str) -> str:
         return _matching(text, _GATEWAY, "no gateway: give NAMESPACE/NAME")
 
-    @field_validator("namespace", "service_account", "token_secret", "ingress_class")
+    @field_validator("namespace", "service_account", "token_secret", "ingress_class", "ingress_tls_secret")
     @classmethod
     def _is_a_label(cls, text: str) -> str:
         return _matching(text, _LABEL, f"no name in a cluster: {_OF_LABELS}")
+
+    @field_validator("ingress_annotation")
+    @classmethod
+    def _are_pairs(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        keys = [one.partition("=")[0] for one in given]
+        for one, key in zip(given, keys, strict=True):
+            if "=" not in one or keys.count(key) > 1:
+                raise ValueError(f"{one[:80]!r} is no annotation: give KEY=VALUE, each key once")
+        return given
 
     @field_validator("image")
     @classmethod

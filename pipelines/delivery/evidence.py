@@ -13,6 +13,7 @@ from typing import Any
 
 from hpml.core.atomic_files import write_text_atomic
 from hpml.core.errors import HpmlError
+from hpml.io.tracking import store_of
 from hpml.pipelines.delivery.rollout import Evidence, Say
 
 DEPLOYMENTS = "deployments"  # folder of a workspace
@@ -36,7 +37,7 @@ class Keeper:
         now = datetime.now(UTC)
         told = {
             "when": now.isoformat(timespec="seconds"),
-            "who": f"{user()}@{socket.gethostname()}",
+            "who": _user(),
             "name": self.name,
             "place": self.place,
             **evidence.told(),
@@ -49,10 +50,10 @@ class Keeper:
             self.say(f"what was seen: {file}")
         except OSError as error:
             self.say(f"warning: what was seen cannot be written: {error}")
-        self._record(evidence, told)
+        self._record(evidence, told, file)
 
-    def _record(self, evidence: Evidence, told: dict[str, Any]) -> None:
-        uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{self.home.resolve()}/mlflow.db"
+    def _record(self, evidence: Evidence, told: dict[str, Any], file: Path) -> None:
+        uri = os.environ.get("MLFLOW_TRACKING_URI") or store_of(self.home)
         release = evidence.release
         try:
             from hpml.components.register.deployments import record_deployment
@@ -62,8 +63,9 @@ class Keeper:
                 release.model_name,
                 release.model_version,
                 place=f"{self.place}/{self.name}",
-                told=json.dumps(told),
-                becomes_champion=release.verified and evidence.outcome != "refused",
+                told=told,
+                file=str(file.relative_to(self.home)),
+                becomes_champion=release.verified and evidence.outcome in ("promoted", "rolled back"),
             )
         except ModuleNotFoundError as error:
             self.say(f"warning: not recorded in the registry: the package {error.name} is not installed")
@@ -71,9 +73,15 @@ class Keeper:
             self.say(f"warning: not recorded in the registry: {error}")
 
 
-def user() -> str:
+def deployer() -> str:
+    """Who rolls out, for those that find a name taken."""
+    return f"{_user()} (process {os.getpid()})"
+
+
+def _user() -> str:
     """Who this is, in a container too, whose user has no name."""
     try:
-        return getpass.getuser()
+        name = getpass.getuser()
     except (KeyError, OSError):
-        return f"user {os.getuid()}"
+        name = f"user {os.getuid()}"
+    return f"{name}@{socket.gethostname()}"

@@ -9,7 +9,6 @@ restart of the machine: the next `hpml deploy` starts them again.
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import signal
@@ -29,6 +28,7 @@ from hpml.core.atomic_files import write_text_atomic
 from hpml.core.contract import Config, validate
 from hpml.core.errors import StageFailed, Unavailable, UsageError
 from hpml.measuring.subjects.bundle import BundleSubject
+from hpml.pipelines.delivery import local_lock
 from hpml.pipelines.delivery.release import Release
 from hpml.pipelines.delivery.rollout import Say, Stable
 from hpml.serving.rollout.figures import RELEASE_HEADER, SmokeFigures
@@ -38,7 +38,6 @@ _HOST = "127.0.0.1"
 _LOOK_EVERY_S = 0.1
 _GONE_S = 1.0  # a process that has just begun has no command line yet
 _STOP_S = 45.0  # a server has 30 s for requests in flight
-_KEPT_RELEASES = 3
 _SETTLED = {"promoting": None, "previous_then": None}  # of the state
 
 
@@ -87,14 +86,9 @@ class LocalPlace:
 
     @contextmanager
     def lock(self) -> Iterator[None]:
-        """One rollout at a time. Raises Unavailable after `wait_s`."""
+        """One rollout at a time. Raises Unavailable naming who rolls out after `wait_s`."""
         self._folder.mkdir(parents=True, exist_ok=True)
-        with (self._folder / "lock").open("a") as file:
-            if not _within(self._wait_s, lambda: _is_locked_by_us(file.fileno())):
-                raise Unavailable(
-                    f"another rollout of {self._folder.name} is under way",
-                    fix="wait until it has ended; --wait-s is how long",
-                )
+        with local_lock.held(self._folder / "lock", self._wait_s, self._say):
             self._finish()
             yield
 
@@ -192,7 +186,6 @@ class LocalPlace:
             **_SETTLED,
         }
         self._change(self._state().model_copy(update=update))
-        self._forget_old()
 
     def _take_over(self, release: Release, former: Release | None) -> None:
         self._point_at(release)
@@ -206,19 +199,28 @@ class LocalPlace:
         self._wait_until_serving(release, "stable")
 
     def remove_canary(self) -> None:
-        """Stop the canary."""
+        """Stop the canary, and remove the copies of all releases but what is served and the one before."""
         self._stop("canary")
+        state = self._state()
+        kept = {release.digest for release in (*state.releases.values(), state.previous) if release}
+        for path in (self._folder / "releases").glob("*"):
+            if path.name not in kept:
+                shutil.rmtree(path, ignore_errors=True)
+                self._say(f"the copy of the bundle {path.name[:12]} is removed: no rollback needs it")
 
     def remove(self) -> None:
-        """Stop both servers, and forget what was served."""
-        self._stop("canary")
-        self._stop("stable")
-        self._change(_State())
+        """Stop both servers, and remove the copies of bundles; the state last, which says what there is."""
+        self._stop_processes("canary")
+        self._stop_processes("stable")
+        (self._folder / "current").unlink(missing_ok=True)
+        shutil.rmtree(self._folder / "releases", ignore_errors=True)
+        (self._folder / "state.json").unlink(missing_ok=True)
+        self._say(f"what stays: logs, and what was seen of rollouts, in {self._folder}")
 
     def _bring(self, release: Release) -> None:
         """Have the bundle where nobody changes it; a copy that was changed is made anew."""
         path = self._path(release)
-        if Path(release.uri) == path or (path.is_dir() and BundleSubject(folder=path).is_whole):
+        if path.is_dir() and (Path(release.uri) == path or BundleSubject(folder=path).is_whole):
             return
         path.parent.mkdir(parents=True, exist_ok=True)
         scratch, old = (path.with_name(f".{part}.{os.getpid()}") for part in ("new", "old"))
@@ -241,13 +243,6 @@ class LocalPlace:
         link.unlink(missing_ok=True)
         link.symlink_to(self._path(release).relative_to(self._folder))
         link.replace(self._folder / "current")
-
-    def _forget_old(self) -> None:
-        state = self._state()
-        used = {release.digest for release in (*state.releases.values(), state.previous) if release}
-        old = [path for path in (self._folder / "releases").iterdir() if path.name not in used]
-        for path in sorted(old, key=lambda path: path.stat().st_mtime)[: -_KEPT_RELEASES or None]:
-            shutil.rmtree(path, ignore_errors=True)
 
     # -------------------------------------------------------------------------------------- processes
 
@@ -272,9 +267,10 @@ class LocalPlace:
         self._change(state.model_copy(update={"ports": {**state.ports, track: port}}))
         command = [sys.executable, "-m", "hpml.pipelines", "serve", str(source), "--port", str(port)]
         command += ["--token-file", str(config.token_file)] if config.token_file else []
-        command += config.arguments
+        file = self._folder / f"{track}.log"
+        command += [*config.arguments, "--log-file", str(file)]
         self._read[track] = 0
-        with (self._folder / f"{track}.log").open("wb") as log:
+        with file.open("wb") as log:  # for what is said before it is opened
             subprocess.Popen(
                 command,
                 stdin=subprocess.DEVNULL,
@@ -344,8 +340,10 @@ class LocalPlace:
             time.sleep(_LOOK_EVERY_S)
 
     def _last_words(self, track: Track) -> str:
-        log = (self._folder / f"{track}.log").read_bytes()[self._read.get(track, 0) :]
-        lines = log.decode(errors="replace").strip().splitlines()
+        log = (self._folder / f"{track}.log").read_bytes()
+        begin = self._read.get(track, 0)
+        said = log[begin:] if begin <= len(log) else log  # it was begun anew meanwhile
+        lines = said.decode(errors="replace").strip().splitlines()
         return lines[-1].removeprefix("error: ") if lines else ""
 
     def _answering(self, track: Track) -> str | None:
@@ -386,14 +384,6 @@ class LocalPlace:
 def _config(release: Release) -> LocalConfig:
     config: LocalConfig = validate(LocalConfig, release.settings, where="the settings of a release")
     return config
-
-
-def _is_locked_by_us(file: int) -> bool:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
 
 
 def _within(seconds: float, condition: Callable[[], bool]) -> bool:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Any, Literal, Protocol
 
 from hpml.core.errors import GateFailed, HpmlError, StageFailed, UsageError
@@ -17,7 +17,7 @@ from hpml.pipelines.delivery.smoke_limits import Benchmark, SmokeLimits, judge
 from hpml.serving.rollout.figures import SmokeFigures
 
 Say = Callable[[str], None]
-Outcome = Literal["promoted", "rolled back", "refused"]
+Outcome = Literal["promoted", "rolled back", "refused", "undeployed"]
 
 
 @dataclass(frozen=True)
@@ -61,12 +61,15 @@ class Place(Protocol):
         """Let what is beside the stable one answer what it has accepted, and go."""
 
     def remove(self) -> None:
-        """Stop serving altogether."""
+        """Stop serving altogether, and remove all that was made for it; what stays is said."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a rollout ended with. problems: why it was refused. figures: what was seen."""
+    """What a rollout ended with. problems: why it was refused. figures: what was seen.
+
+    limits, benchmark: what `figures` were held to; None where nothing was judged, or there is no benchmark.
+    """
 
     outcome: Outcome
     release: Release
@@ -74,6 +77,8 @@ class Evidence:
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
     figures: SmokeFigures | None = None
+    limits: SmokeLimits | None = None
+    benchmark: Benchmark | None = None
 
     def told(self) -> dict[str, Any]:
         """As JSON."""
@@ -84,6 +89,8 @@ class Evidence:
             "problems": self.problems,
             "notes": self.notes,
             "figures": self.figures.model_dump() if self.figures else None,
+            "limits": self.limits.model_dump() if self.limits else None,
+            "benchmark": asdict(self.benchmark) if self.benchmark else None,
         }
 
 
@@ -121,6 +128,16 @@ class Rollout:
             self.place.remove_canary()
             self.say(f"{stable.previous} is served again, in place of {stable.release}")
             return self._kept(Evidence("rolled back", stable.previous, stable.release))
+
+    def undeploy(self) -> Evidence:
+        """Serve nothing any more. Raises UsageError if nothing is served."""
+        with self.place.lock():
+            stable = self.place.stable()
+            if stable is None:
+                raise UsageError("nothing is served by that name", fix="hpml deploy serves something")
+            self.place.remove()
+            self.say(f"{stable.release} is not served any more")
+            return self._kept(Evidence("undeployed", stable.release, None))
 
     def _settled(self, release: Release) -> Stable | None:
         """What is served, after what a rollout left that was cut off is finished or undone."""
@@ -210,7 +227,7 @@ class Rollout:
         for note in verdict.notes:
             self.say(note)
         outcome: Outcome = "refused" if verdict.problems else "promoted"
-        return Evidence(outcome, release, former, verdict.problems, verdict.notes, figures)
+        return Evidence(outcome, release, former, verdict.problems, verdict.notes, figures, limits, benchmark)
 
     def _kept(self, evidence: Evidence) -> Evidence:
         self.keep(evidence)

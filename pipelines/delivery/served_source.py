@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hpml.artifacts.folder import MANIFEST, read_manifest
 from hpml.core.errors import HpmlError, UsageError
+from hpml.io.tracking import store_of
 from hpml.measuring.subjects.bundle import BUNDLE, BundleSubject
 from hpml.pipelines.engine import run_record
 
@@ -28,16 +29,14 @@ def served_source(argument: str, home: Path, *, threads: int, run_code: bool) ->
 
     Raises UsageError if it names none.
     """
-    from hpml.serving.model import open_bundle
-
     folder = Path(argument)
     if (folder / BUNDLE).is_file():
-        return lambda: open_bundle(folder, threads=threads, run_code=run_code)
+        return lambda: _served_bundle(folder, threads, run_code=run_code)
     if match := _REGISTERED.fullmatch(argument):
         return lambda: _served_version(match, home, threads)
     _refuse_other_folder(argument)
     _bundle_of(home, argument)
-    return lambda: open_bundle(_bundle_of(home, argument), threads=threads, run_code=run_code)
+    return lambda: _served_bundle(_bundle_of(home, argument), threads, run_code=run_code)
 
 
 def bundle_folder(argument: str, home: Path) -> Path:
@@ -91,10 +90,21 @@ def _bundle_of_version(match: re.Match[str], home: Path) -> Path:
     )
 
 
+def _served_bundle(folder: Path, threads: int, *, run_code: bool) -> ServedModel:
+    from hpml.serving.model import open_bundle
+    from hpml.serving.trial import try_open
+
+    folder = folder.resolve()  # a link may point elsewhere by and by
+    try_open("bundle", folder, threads=threads)
+    return open_bundle(folder, threads=threads, run_code=run_code)
+
+
 def _served_version(match: re.Match[str], home: Path, threads: int) -> ServedModel:
     from hpml.serving.model import open_engine
+    from hpml.serving.trial import try_open
 
     engine, number = _registered(match, home)
+    try_open("engine", engine.path, threads=threads)
     return open_engine(engine, name=match["name"], version=number, threads=threads)
 
 
@@ -102,6 +112,6 @@ def _registered(match: re.Match[str], home: Path) -> tuple[Artifact[EngineSpec],
     """The engine and the number of a version in the registry: MLFLOW_TRACKING_URI's, or the workspace's."""
     from hpml.components.register.retrieval import registered_engine
 
-    uri = os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{home.resolve()}/mlflow.db"
+    uri = os.environ.get("MLFLOW_TRACKING_URI") or store_of(home)
     alias, version = match["alias"] or "", match["version"] or ""
     return registered_engine(uri, match["name"], alias=alias, version=version, folder=home / ".served")

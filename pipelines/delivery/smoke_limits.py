@@ -10,22 +10,24 @@ from hpml.core.contract import Config
 from hpml.serving.rollout.figures import ReplayFigures, SmokeFigures
 
 _COMPARED = {"decisions": "decisions are the same", "rows": "rows agree within the engine's tolerance"}
-_COLD_MS = 0.2  # what an engine takes longer that sleeps between requests than in a benchmark's loop
 
 
 class SmokeLimits(Config):
     """What a canary is held to, and for how long it is asked.
 
     p50_factor, p99_factor: how many times the stable server's latency, seen in the same window by the same
-    client, the canary's may be. benchmark_factor: how many times the registered p50 of the engine, and 0.2 ms
-    more, a run of it may take on average, on the CPU that it was measured on. replay_agreement: the least
-    share of answers to replayed requests in which it has to be at one with the stable version; None: any.
+    client, the canary's may be. benchmark_factor: how many times the registered p50 of the engine, and
+    cold_ms more, a run of it may take on average, on the CPU that it was measured on. replay_agreement: the
+    least share of answers to replayed requests in which it has to agree with the stable version; None: any.
     """
 
     seconds: float = Field(default=10.0, ge=1, le=3600)
     p50_factor: float = Field(default=1.25, ge=1)
     p99_factor: float = Field(default=2.0, ge=1)
     benchmark_factor: float = Field(default=2.0, ge=1)
+    cold_ms: float = (
+        0.2  # what an engine takes longer that sleeps between requests than in a benchmark's loop
+    )
     replay_agreement: float | None = Field(default=None, ge=0, le=1)
 
 
@@ -110,10 +112,10 @@ def _against_benchmark(
     if benchmark.cpu != figures.hardware:
         return "", f"not compared with the benchmark: that was on {benchmark.cpu}, this on {figures.hardware}"
     factor = figures.engine_ms_mean / benchmark.latency_ms_p50
-    if figures.engine_ms_mean <= limits.benchmark_factor * benchmark.latency_ms_p50 + _COLD_MS:
+    if figures.engine_ms_mean <= limits.benchmark_factor * benchmark.latency_ms_p50 + limits.cold_ms:
         return "", ""
     return (
         f"a run of the engine takes {figures.engine_ms_mean:.3g} ms on average, {factor:.2f} times its"
-        f" registered p50; {limits.benchmark_factor:g} times and {_COLD_MS:g} ms are allowed",
+        f" registered p50; {limits.benchmark_factor:g} times and {limits.cold_ms:g} ms are allowed",
         "",
     )

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from hpml.components.register.references import references
 from hpml.core.errors import Unavailable
+from hpml.io.tracking import store_of
 from hpml.pipelines.cluster.config import ClusterConfig
 from hpml.pipelines.engine import run_record
 from hpml.pipelines.engine.garbage import Needed, Removed
@@ -82,7 +83,6 @@ def _registries(home: Path, of_cluster: str = "") -> list[str]:
 
     of_cluster: as its pods see it; MLFLOW_TRACKING_URI, where it is set, is how we do.
     """
-    database = home.resolve() / "mlflow.db"
-    own = f"sqlite:///{database}" if database.exists() else ""
+    own = store_of(home) if (home / "mlflow.db").exists() else ""
     named = os.environ.get("MLFLOW_TRACKING_URI") or of_cluster
     return [uri for uri in dict.fromkeys((named, own)) if uri]

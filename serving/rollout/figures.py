@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Literal
 
+from pydantic import Field
+
 from hpml.artifacts.interval import Interval
 from hpml.core.contract import Config
 
@@ -45,12 +47,14 @@ class SmokeFigures(Config):
 
     disagreements, failures: in words. p50_ratio: the canary's over the stable server's, paired by round; None
     without a stable server. engine_ms_mean: of a run of the canary's engine while it was asked, by its own
-    metrics; hardware: the CPU that it ran on. replay: None where no requests were given.
+    metrics; hardware: the CPU that it ran on. tolerances: by model and output, what a number of the canary
+    may be off by. replay: None where no requests were given.
     """
 
     release: str
     answers_through: int = 0  # of the canary, by the address that clients use
     disagreements: tuple[str, ...] = ()
+    tolerances: dict[str, dict[str, float]] = Field(default_factory=dict)
     failures: tuple[str, ...] = ()
     canary: Latencies | None = None
     stable: Latencies | None = None

@@ -43,9 +43,10 @@ _MOST_ROWS = 16  # of the golden samples: a server may be told to take no more
 class _Sample:
     """Golden inputs of an operation, its outputs, and what an answer may be off by."""
 
+    model: str
     request: Request
     expected: Mapping[str, NDArray[Any]]
-    tolerance: Mapping[str, float]
+    tolerance: dict[str, float]
 
     def disagreement(self, answer: bytes, headers: Mapping[str, str]) -> str:
         """In words; empty if the answer is within the tolerance."""
@@ -80,7 +81,11 @@ def smoke(
     failures: list[str] = []
     disagreements = _disagreements(samples, canary, token, failures)
     answers = _through(samples[0], through, release, token, disagreements, failures) if through else 0
-    told: dict[str, Any] = {"release": release, "answers_through": answers}
+    told: dict[str, Any] = {
+        "release": release,
+        "answers_through": answers,
+        "tolerances": {sample.model: sample.tolerance for sample in samples},
+    }
     if not failures:
         urls = [url for url in (canary, stable) if url]
         told |= _in_turns(row, urls, token, seconds, failures)
@@ -100,7 +105,7 @@ def _samples(bundle: Path, *, most_rows: int) -> list[_Sample]:
     for number, (operation, known) in enumerate(zip(told.engine.operations, told.operations, strict=True)):
         arrays = {name: array[:most_rows] for name, array in subject.golden(operation.name).items()}
         name = f"{told.model_name}.{operation.name}" if number else told.model_name
-        made.append(_Sample(as_request(name, arrays, operation.inputs), arrays, known.tolerance))
+        made.append(_Sample(name, as_request(name, arrays, operation.inputs), arrays, known.tolerance))
     return made
 
 

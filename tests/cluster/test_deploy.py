@@ -392,10 +392,13 @@ def test_what_is_not_shown_here_has_the_schema_of_the_cluster(workspace: Workspa
         max_replicas=5,
         ingress_host="small.example",
         ingress_class="nginx",
+        ingress_tls_secret="small-tls",
+        ingress_annotations={"example.org/name": "value"},
+        store_cidrs=("10.1.2.0/24",),
         token_secret="token",
         gpus=1,
     )
-    documents = [body for _, body in manifests.common(config)]
+    documents = [body for _, body in manifests.common(config, release("a" * 12))]
     documents += [manifests.deployment(config, release("a" * 12), "stable")]
     documents += [
         manifests.smoke_job(config, release("a" * 12), name="schema-smoke", seconds=1, beside_stable=True)

@@ -526,3 +526,18 @@ word = st.text("abcdefghij0123456789%:@!$&*+=", min_size=1, max_size=12)
 def test_no_user_information_survives_in_a_uri(user: str, password: str, host: str) -> None:
     shown = without_credentials(f"cannot reach http://{user}:{password}@{host}/path at all")
     assert shown == f"cannot reach http://{host}/path at all"
+
+
+def test_a_workspace_may_be_called_anything(tmp_path: Path, new_store: Path) -> None:
+    home = tmp_path / "50%20 of a?b"
+    home.mkdir()
+    shutil.copy(new_store, home / "mlflow.db")
+    uri = tracking.store_of(home)
+    tracking.ensure_store(uri)
+    client = tracking.client(uri)
+    run = client.create_run(tracking.experiment_id(client, uri, "digits"))
+    client.log_text(run.info.run_id, "kept", "file")
+    assert {file.parents[-len(tmp_path.parts) - 1] for file in tmp_path.rglob("*") if file.is_file()} == {
+        home
+    }
+    assert next((home / "mlartifacts").rglob("file")).read_text() == "kept"

@@ -22,6 +22,7 @@ from hpml.artifacts.operation import Operation
 from hpml.core.errors import HpmlError, StageFailed
 from hpml.serving import model as served
 from hpml.serving.model import open_bundle
+from hpml.serving.trial import try_open
 from tests.serving.small_bundles import OPERATION, WEIGHTS, graph, logits, seal, write_bundle
 
 
@@ -124,7 +125,114 @@ def test_a_graph_of_too_many_nodes_is_refused_before_it_is_opened(
     monkeypatch.setattr(served, "MOST_NODES", 1_000)
     names = ["x_nchw", *(f"n{place}" for place in range(1_500))]
     chain = [helper.make_node("Relu", [a], [b]) for a, b in pairwise(names)]
-    assert "1,502 nodes, 1,000 are allowed" in refused_graph(tmp_path, graph(WEIGHTS, *chain))
+    assert "nodes, functions in their places, are 1,502; 1,000 are allowed" in refused_graph(
+        tmp_path, graph(WEIGHTS, *chain)
+    )
+
+
+def calling_each_other(calls: dict[str, list[str]]) -> onnx.ModelProto:
+    """A graph that calls the first of these functions, which call others by name."""
+    model = graph(WEIGHTS, helper.make_node("f0", ["x_nchw"], ["called"], domain="mine"))
+    opsets = [helper.make_opsetid("", 17), helper.make_opsetid("mine", 1)]
+    model.opset_import.append(opsets[1])
+    for name, called in calls.items():
+        body = [
+            helper.make_node(one, ["x"], [f"y{place}"], domain="mine") for place, one in enumerate(called)
+        ]
+        last = helper.make_node("Identity", ["x"], ["y"])
+        model.functions.append(helper.make_function("mine", name, ["x"], ["y"], [*body, last], opsets))
+    return model
+
+
+def test_functions_that_call_functions_are_counted_as_often_as_they_are_called(tmp_path: Path) -> None:
+    doubling = {f"f{place}": [f"f{place + 1}"] * 2 for place in range(60)} | {"f60": []}
+    assert "100,000 are allowed" in refused_graph(tmp_path, calling_each_other(doubling))
+    circle = calling_each_other({"f0": ["f1"], "f1": ["f0"]})
+    assert "are without end" in refused_graph(tmp_path / "circle", circle)
+
+
+@pytest.mark.parametrize(
+    ("bound", "said"),
+    [
+        ("_MOST_GOLDEN_BYTES", "the golden samples of predict are not read: they have 304 bytes, 100 are"),
+        ("_MOST_JSON_BYTES", r"bundle\.json cannot be read: it has more than 100 bytes"),
+    ],
+)
+def test_files_that_are_too_large_are_not_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, bound: str, said: str
+) -> None:
+    monkeypatch.setattr(f"hpml.measuring.subjects.bundle.{bound}", 100)
+    with pytest.raises(StageFailed, match=said):
+        open_bundle(write_bundle(tmp_path / "b"))
+
+
+def endless_graph() -> onnx.ModelProto:
+    """As `graph`, beside a loop that goes on for as long as anybody has patience."""
+    model = graph()
+    kinds = {"i": TensorProto.INT64, "cond": TensorProto.BOOL, "go_on": TensorProto.BOOL}
+    values = {name: helper.make_tensor_value_info(name, kind, []) for name, kind in kinds.items()}
+    carried = [helper.make_tensor_value_info(name, TensorProto.FLOAT, [None]) for name in ("before", "after")]
+    body = helper.make_graph(
+        [helper.make_node("Identity", ["cond"], ["go_on"]), helper.make_node("Cos", ["before"], ["after"])],
+        "body",
+        [values["i"], values["cond"], carried[0]],
+        [values["go_on"], carried[1]],
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.array(2**62), "times"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array(True), "true"))
+    model.graph.initializer.append(numpy_helper.from_array(np.zeros(1, np.float32), "zero"))
+    model.graph.initializer.append(numpy_helper.from_array(np.array([-1]), "all"))
+    model.graph.node[-1].output[0] = "fast"
+    model.graph.node.extend(
+        [
+            helper.make_node("Reshape", ["x_nchw", "all"], ["flat"]),
+            helper.make_node("Loop", ["times", "true", "flat"], ["looped"], body=body),
+            helper.make_node("ReduceMax", ["looped"], ["most"], keepdims=0),
+            helper.make_node("Mul", ["most", "zero"], ["nothing"]),
+            helper.make_node("Add", ["fast", "nothing"], ["logits"]),
+        ]
+    )
+    return model
+
+
+def large_graph() -> onnx.ModelProto:
+    """As `graph`, beside 4 GB of numbers that are in no file."""
+    model = graph(
+        WEIGHTS,
+        helper.make_node("ConstantOfShape", ["sizes"], ["ones"]),
+        helper.make_node("ReduceMax", ["x_nchw"], ["most"], keepdims=0),
+        helper.make_node("Mul", ["ones", "most"], ["large"]),
+        helper.make_node("ReduceMax", ["large"], ["zero"], keepdims=0),
+        helper.make_node("Add", ["x_nchw", "zero"], ["added"]),
+    )
+    model.graph.initializer.append(numpy_helper.from_array(np.array([10**9]), "sizes"))
+    model.graph.node[5].input[0] = "added"
+    return model
+
+
+@pytest.mark.parametrize(
+    ("model", "bounds", "said"),
+    [
+        (graph(), {}, ""),
+        (endless_graph(), {"seconds": 6}, "the bundle is not served: it was not open after 6 s"),
+        (large_graph(), {"memory_bytes": 300_000_000}, r"\(opening it may take 300\.0 MB\)"),
+        (
+            graph(-WEIGHTS),
+            {},
+            "^the bundle does not reproduce its golden outputs: a number of logits differs",
+        ),
+    ],
+    ids=["one like others", "endless", "large", "wrong"],
+)
+def test_a_process_of_its_own_tries_it_within_bounds(
+    tmp_path: Path, model: onnx.ModelProto, bounds: dict[str, float], said: str
+) -> None:
+    bundle = write_bundle(tmp_path / "b", model)
+    if not said:
+        try_open("bundle", bundle, threads=1)
+        return
+    with pytest.raises(StageFailed, match=said):
+        try_open("bundle", bundle, threads=1, **bounds)  # type: ignore[arg-type]
 
 
 def test_weights_that_are_no_numbers_are_refused_even_where_no_output_shows_it(tmp_path: Path) -> None:

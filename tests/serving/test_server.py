@@ -23,6 +23,9 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from hpml.serving.application import Application
+from hpml.serving.config import ServerConfig
+from hpml.serving.prometheus import Metrics
 from hpml.tasks.base import Arrays
 from hpml.tasks.drift.baseline import save_reference
 from hpml.tasks.image_classification.task import ImageClassification
@@ -316,23 +319,100 @@ def test_with_a_token_nobody_else_is_answered(bundle: Path, tmp_path: Path) -> N
         assert address.infer(headers={"Authorization": f"Bearer {token}"})[0] == 200
 
 
-def test_over_tls(bundle: Path, tmp_path: Path) -> None:
-    key, certificate = tmp_path / "key.pem", tmp_path / "certificate.pem"
+def as_the_kubelet_does(volume: Path, **files: str) -> None:
+    """Put `files` where the volume of a Secret has them: behind a link to a folder, which is swapped."""
+    folder = volume / f"..{time.monotonic_ns()}"
+    folder.mkdir(parents=True)
+    for name, text in files.items():
+        (folder / name).write_text(text)
+        if not (volume / name).is_symlink():
+            (volume / name).symlink_to(f"..data/{name}")
+    (volume / "..data_tmp").symlink_to(folder.name)
+    (volume / "..data_tmp").rename(volume / "..data")
+
+
+def test_a_token_that_is_rotated_is_the_one_to_bring(tmp_path: Path) -> None:
+    volume, said, metrics = tmp_path / "secret", list[str](), Metrics()
+    as_the_kubelet_does(volume, token="the-first-of-the-tokens")
+    application = Application(ServerConfig(token_file=volume / "token"), metrics, said.append)
+    allows = application.token.allows
+    assert allows("Bearer the-first-of-the-tokens") and not allows("Bearer the-second-of-them-all")
+    as_the_kubelet_does(volume, token="the-second-of-them-all")
+    assert allows("bearer the-second-of-them-all") and not allows("Bearer the-first-of-the-tokens")
+    for unusable in ("", "short", "x" * 5_000, "a token with\xa0 spaces"):
+        as_the_kubelet_does(volume, token=unusable)
+        assert allows("Bearer the-second-of-them-all") and not allows(f"Bearer {unusable}")
+    (volume / "..data").unlink()
+    assert allows("Bearer the-second-of-them-all") and not allows("Bearer ")
+    assert len(said) == 5 and all(line.endswith("; what was there before is still used") for line in said)
+    assert "the-second" not in "".join(said) and b"hpml_failed_secrets_total 5.0" in metrics.text()
+    as_the_kubelet_does(volume, token="the-third-of-the-tokens")
+    assert allows("Bearer the-third-of-the-tokens") and not allows("Bearer \ud800")
+
+
+def certificate_of(name: str, folder: Path) -> dict[str, str]:
+    """A key and a certificate for this machine, as the files of a Secret."""
+    key, certificate = folder / f"{name}.key", folder / f"{name}.crt"
     subprocess.run(
         [
             *("openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:P-256", "-nodes"),
-            *("-keyout", str(key), "-out", str(certificate), "-subj", "/CN=localhost"),
+            *("-keyout", str(key), "-out", str(certificate), "-subj", f"/CN={name}"),
             *("-addext", "subjectAltName=IP:127.0.0.1"),
         ],
         check=True,
         capture_output=True,
     )
-    with serving(str(bundle), "--tls-certificate", str(certificate), "--tls-key", str(key)) as address:
-        trusted = ssl.create_default_context(cafile=str(certificate))
+    return {"tls.key": key.read_text(), "tls.crt": certificate.read_text()}
+
+
+def test_over_tls_with_a_certificate_that_is_renewed_and_a_token_that_is_rotated(
+    bundle: Path, tmp_path: Path
+) -> None:
+    import grpc
+    from tritonclient.grpc import service_pb2 as messages
+    from tritonclient.grpc import service_pb2_grpc as services
+
+    volume, pairs = tmp_path / "secret", [certificate_of(name, tmp_path) for name in ("one", "two")]
+    tokens = ["the-first-of-the-tokens", "the-second-of-them-all"]
+
+    def status(address: Address, pair: dict[str, str], token: str) -> int:
+        trusted = ssl.create_default_context(cadata=pair["tls.crt"])
         connection = http.client.HTTPSConnection("127.0.0.1", address.port, context=trusted, timeout=30)
-        connection.request("GET", "/v2/health/ready")
-        assert connection.getresponse().status == 200
-        connection.close()
+        try:
+            connection.request("GET", "/v2", headers={"Authorization": f"Bearer {token}"})
+            return connection.getresponse().status
+        finally:
+            connection.close()
+
+    def code(port: str, pair: dict[str, str], token: str) -> str:
+        trusted = grpc.ssl_channel_credentials(pair["tls.crt"].encode())
+        with grpc.secure_channel(port, trusted) as channel:
+            try:
+                services.GRPCInferenceServiceStub(channel).ServerMetadata(
+                    messages.ServerMetadataRequest(), metadata=[("authorization", f"Bearer {token}")]
+                )
+            except grpc.RpcError as error:
+                return str(error.code().name)
+        return "OK"
+
+    as_the_kubelet_does(volume, token=tokens[0], **pairs[0])
+    options = ["--tls-certificate", str(volume / "tls.crt"), "--tls-key", str(volume / "tls.key")]
+    options += ["--token-file", str(volume / "token"), "--grpc-port", "0"]
+    with serving(str(bundle), *options) as address:
+        assert address.process.stderr
+        port = address.process.stderr.readline().split()[-1]
+        assert (status(address, pairs[0], tokens[0]), code(port, pairs[0], tokens[0])) == (200, "OK")
+        as_the_kubelet_does(volume, token=tokens[1], **pairs[1])
+        assert (status(address, pairs[1], tokens[0]), code(port, pairs[1], tokens[0])) == (
+            401,
+            "UNAUTHENTICATED",
+        )
+        assert (status(address, pairs[1], tokens[1]), code(port, pairs[1], tokens[1])) == (200, "OK")
+        with pytest.raises(ssl.SSLCertVerificationError):
+            status(address, pairs[0], tokens[1])
+        as_the_kubelet_does(volume, token=tokens[1], **pairs[1] | {"tls.key": pairs[0]["tls.key"]})
+        assert status(address, pairs[1], tokens[1]) == 200
+        assert "cannot be used for TLS" in address.process.stderr.readline()
 
 
 def version_of(address: Address) -> str:
@@ -493,8 +573,8 @@ def test_who_sends_too_slowly_or_keeps_too_many_connections_is_cut_off(bundle: P
 
 
 @pytest.fixture(scope="module")
-def over_grpc(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, str]]:
-    """The address of a server over gRPC, and its token."""
+def beside_grpc(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Address, str, str]]:
+    """A server, its address over gRPC, and its token."""
     token, file = "a-token-of-this-test", tmp_path_factory.mktemp("token") / "token"
     file.write_text(token)
     options = ("--grpc-port", "0", "--token-file", str(file), "--max-batch", "16", "--max-body-mb", "0.05")
@@ -502,7 +582,13 @@ def over_grpc(bundle: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterato
         assert address.process.stderr
         line = address.process.stderr.readline()
         assert line.startswith("gRPC at 127.0.0.1:")
-        yield line.split()[-1], token
+        yield address, line.split()[-1], token
+
+
+@pytest.fixture(scope="module")
+def over_grpc(beside_grpc: tuple[Address, str, str]) -> tuple[str, str]:
+    """The address of a server over gRPC, and its token."""
+    return beside_grpc[1:]
 
 
 def test_nvidias_client_understands_it_over_grpc(over_grpc: tuple[str, str]) -> None:
@@ -573,3 +659,48 @@ def test_numbers_over_grpc_may_be_typed(over_grpc: tuple[str, str]) -> None:
         )
     numbers = np.frombuffer(answer.raw_output_contents[0], "<f4").reshape(2, 3)
     assert np.allclose(numbers, logits(X), atol=1e-5)
+
+
+def test_what_it_says_goes_to_a_file_of_bounded_size(bundle: Path, tmp_path: Path) -> None:
+    """Its libraries write to the descriptors of this process, not to what Python calls its standard error."""
+    program = (
+        "import os, sys; from pathlib import Path; from hpml.serving.log_file import LogFile\n"
+        "log = LogFile(Path(sys.argv[1]), print, most_bytes=100)\n"
+        "for number in range(5): os.write(2, b'%d' % number * 80); log.begin_anew_if_full()\n"
+        "print('the last', flush=True)\n"
+    )
+    file = tmp_path / "log"
+    done = subprocess.run([sys.executable, "-c", program, str(file)], capture_output=True, text=True)
+    assert (done.returncode, done.stdout, done.stderr) == (0, "", "")
+    assert file.read_text() == "4" * 80 + "the last\n"
+    assert (tmp_path / "log.1").read_text() == "2" * 80 + "3" * 80
+    refused = subprocess.run(
+        [str(HPML), "serve", str(bundle), "--log-file", str(tmp_path)], capture_output=True, text=True
+    )
+    assert (
+        refused.returncode == 3 and f"the log {tmp_path} cannot be written: Is a directory" in refused.stderr
+    )
+
+
+def test_a_message_that_grpc_itself_refuses_is_counted(beside_grpc: tuple[Address, str, str]) -> None:
+    import grpc
+    from tritonclient.grpc import service_pb2 as messages
+    from tritonclient.grpc import service_pb2_grpc as services
+
+    server, address, token = beside_grpc
+    headers = {"authorization": f"Bearer {token}"}
+    told = (
+        'hpml_requests_total{path="/inference.GRPCInferenceService/ModelInfer",status="RESOURCE_EXHAUSTED"}'
+    )
+
+    def counted() -> float:
+        text = server.ask("GET", "/metrics", headers=headers)[1].decode()
+        return sum(float(line.rsplit(" ", 1)[1]) for line in text.splitlines() if line.startswith(told))
+
+    before = counted()
+    request = messages.ModelInferRequest(model_name="small", raw_input_contents=[b"x" * 60_000])
+    with grpc.insecure_channel(address) as channel:
+        for _ in range(3):
+            with pytest.raises(grpc.RpcError, match="larger than max"):
+                services.GRPCInferenceServiceStub(channel).ModelInfer(request, metadata=[*headers.items()])
+    eventually(lambda: counted() == before + 3)

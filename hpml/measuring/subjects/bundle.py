@@ -31,6 +31,8 @@ if TYPE_CHECKING:
     from hpml.tasks.base import Runs
 
 BUNDLE = "bundle.json"
+_MOST_JSON_BYTES = 16 << 20
+_MOST_GOLDEN_BYTES = 1 << 30  # of the inputs and outputs of an operation together
 
 
 class _Operation(Config):
@@ -212,7 +214,7 @@ class BundleSubject(FromOutside):
     def golden(self, operation: str) -> dict[str, Any]:
         """The golden inputs and outputs of an operation by name.
 
-        Raises StageFailed naming the file that holds no array.
+        Raises StageFailed naming the file that holds no array, or if they are too large to be read.
         """
         import numpy as np
 
@@ -223,6 +225,12 @@ class BundleSubject(FromOutside):
                 found[name] = np.load(self.folder / file, mmap_mode="r", allow_pickle=False)
             except (ValueError, EOFError, OSError):
                 raise StageFailed(f"{self.folder / file} holds no array of numbers") from None
+        size_bytes = sum(array.nbytes for array in found.values())
+        if size_bytes > _MOST_GOLDEN_BYTES:
+            raise StageFailed(
+                f"the golden samples of {operation} are not read",
+                why=f"they have {size_bytes:,} bytes, {_MOST_GOLDEN_BYTES:,} are allowed",
+            )
         return {name: np.array(array) for name, array in found.items()}
 
     def _check(self, predict: Callable[[Mapping[str, Any]], Mapping[str, Any]]) -> None:
@@ -253,6 +261,8 @@ class BundleSubject(FromOutside):
         try:
             if why := regular_files.problem(file):
                 raise OSError(f"it {why}")
+            if file.stat().st_size > _MOST_JSON_BYTES:
+                raise OSError(f"it has more than {_MOST_JSON_BYTES:,} bytes")
             return BundleFacts.model_validate_json(file.read_bytes())
         except (OSError, ValueError, KeyError, TypeError, IndexError) as error:
             why = str(error) if isinstance(error, OSError) else "it was changed, or is of another version"

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, NamedTuple
 
 from hpml.measuring.subjects.fills import Fill, by_name
@@ -60,7 +60,9 @@ def fills(model: onnx.ModelProto) -> dict[str, Fill]:
     """
     import onnx.inliner
 
-    if model.functions and _inlined_nodes(model) <= _MOST_NODES:
+    from hpml.targets.onnx_file import inlined_nodes
+
+    if model.functions and inlined_nodes(model) <= _MOST_NODES:
         model = onnx.inliner.inline_local_functions(model)
     graph = _Graph(model.graph)
     found = {}
@@ -72,29 +74,6 @@ def fills(model: onnx.ModelProto) -> dict[str, Fill]:
         if fill := _fill(graph, value.name, is_float=is_float):
             found[value.name] = fill
     return found
-
-
-def _inlined_nodes(model: onnx.ModelProto) -> float:
-    """How many nodes the graph has with its functions in it; infinite where one calls itself."""
-    own = {(function.domain, function.name): function.node for function in model.functions}
-    counts: dict[tuple[str, str], float] = {}
-
-    def count(nodes: Sequence[onnx.NodeProto]) -> float:
-        total = 0.0
-        for node in nodes:
-            called = (node.domain, node.op_type)
-            if called in own and called not in counts:
-                counts[called] = math.inf  # until it is known
-                counts[called] = count(own[called])
-            total += counts.get(called, 1)
-            for attribute in node.attribute:
-                total += sum(count(graph.node) for graph in (attribute.g, *attribute.graphs))
-        return total
-
-    try:
-        return count(model.graph.node)
-    except RecursionError:
-        return math.inf
 
 
 def _fill(graph: _Graph, name: str, *, is_float: bool) -> Fill | None:

@@ -20,6 +20,10 @@ _KUBERNETES = {
     "token_secret",
     "ingress_host",
     "ingress_class",
+    "ingress_tls_secret",
+    "ingress_annotation",
+    "store_cidr",
+    "store_port",
     "gateway",
 }
 _KSERVE = {"service_account", "canary_percent", "mode", "port", "token_file"}

@@ -7,7 +7,7 @@ from pathlib import Path
 
 from hpml.artifacts.folder import MANIFEST
 from hpml.core import strict_yaml
-from hpml.core.contract import validate
+from hpml.core.contract import validate_options
 from hpml.core.errors import UsageError
 from hpml.io import storage
 from hpml.pipelines.cluster.client import connect
@@ -38,7 +38,7 @@ def write(bundle: Deployable, options: DeployOptions, folder: Path) -> list[str]
         )
     config = _config(bundle, options)
     released = bundle.released(options.bundle_uri, config.model_dump(mode="json"))
-    made = [body for _, body in manifests.common(config)]
+    made = [body for _, body in manifests.common(config, released)]
     made.append(manifests.deployment(config, released, "stable", tried=True))
     head = f"# {bundle.title}, by hpml deploy --to kubernetes\n"
     text = head + "---\n".join(map(strict_yaml.dump, made))
@@ -116,9 +116,13 @@ def _config(bundle: Deployable, options: DeployOptions) -> KubernetesConfig:
         "token_secret": options.token_secret,
         "ingress_host": options.ingress_host,
         "ingress_class": options.ingress_class,
+        "ingress_tls_secret": options.ingress_tls_secret,
+        "ingress_annotations": dict(options.ingress_annotations),
+        "store_cidrs": options.store_cidr,
+        "store_port": options.store_port,
         "gateway": options.gateway,
     }
-    config: KubernetesConfig = validate(KubernetesConfig, given, where="what is given to hpml deploy")
+    config: KubernetesConfig = validate_options(KubernetesConfig, given, where="what is given to hpml deploy")
     return config
 
 

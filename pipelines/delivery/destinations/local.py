@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from hpml.core.contract import validate
+from hpml.core.contract import validate_options
 from hpml.pipelines.delivery import own_server
 from hpml.pipelines.delivery.deploy_options import DeployOptions
 from hpml.pipelines.delivery.deployable import Deployable
@@ -22,7 +22,7 @@ def release(bundle: Deployable, options: DeployOptions, say: Say) -> Release:
         "token_file": options.token_file.resolve() if options.token_file else None,
         "arguments": own_server.settings(bundle, options),
     }
-    config: LocalConfig = validate(LocalConfig, given, where="what is given to hpml deploy")
+    config: LocalConfig = validate_options(LocalConfig, given, where="what is given to hpml deploy")
     return bundle.released(str(bundle.folder.resolve()), config.model_dump(mode="json"))
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -14,17 +12,12 @@ from typing import Any
 from hpml.core.background import beside
 from hpml.core.errors import HpmlError, Unavailable
 from hpml.pipelines.cluster.client import Namespace, Resource
-from hpml.pipelines.delivery.evidence import user
+from hpml.pipelines.delivery.evidence import deployer
 
 LEASES = Resource("coordination.k8s.io/v1", "leases")
 _LASTS_S = 15
 _RENEWED_EVERY_S = 4.0
 _LOOK_EVERY_S = 1.0
-
-
-def me() -> str:
-    """Who rolls out, for those that find the Lease taken."""
-    return f"{user()}@{socket.gethostname()} (process {os.getpid()})"
 
 
 class Lease:
@@ -79,9 +72,9 @@ class Lease:
     def _take(self, found: dict[str, Any] | None) -> bool:
         if found is not None:
             self._version = found["metadata"]["resourceVersion"]
-            return self._write(me())
+            return self._write(deployer())
         metadata = {"name": self._name}
-        body = {"apiVersion": LEASES.api, "kind": "Lease", "metadata": metadata, "spec": _held_by(me())}
+        body = {"apiVersion": LEASES.api, "kind": "Lease", "metadata": metadata, "spec": _held_by(deployer())}
         return self._is_ours(self._cluster.create(LEASES, body))
 
     def _write(self, holder: str | None) -> bool:
@@ -100,7 +93,7 @@ class Lease:
         renewed_s = time.monotonic()
         while not stop.wait(_RENEWED_EVERY_S):
             try:
-                is_ours = self._write(me())
+                is_ours = self._write(deployer())
                 renewed_s = time.monotonic() if is_ours else renewed_s
             except HpmlError:
                 is_ours = time.monotonic() - renewed_s < _LASTS_S

@@ -7,6 +7,8 @@ traffic is that of its pods; NAME-stable and NAME-canary reach one of them. Pods
 
 from __future__ import annotations
 
+import ipaddress
+import re
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -28,6 +30,10 @@ CLIENTS = {"hpml.dev/clients": "true"}  # a label of namespaces whose pods may a
 PORT = 8000
 _SUFFIXES = ("-stable", "-canary", "-smoke", "-rollout")  # of the names of our objects
 _LONGEST_NAME = 45  # what tells jobs and pods apart is added, too; 63 are allowed
+_QUALIFIED = re.compile(  # of a label or an annotation
+    r"(?=.{1,317}$)([a-z0-9]([a-z0-9.-]{0,251}[a-z0-9])?/)?[A-Za-z0-9]([A-Za-z0-9._-]{0,61}[A-Za-z0-9])?"
+)
+_LONGEST_ANNOTATION = 4096
 _BUNDLE, _TOKEN = "/bundle", "/var/run/hpml"
 _REQUESTS = "/tmp/requests.jsonl"  # noqa: S108 - the pod's own
 
@@ -50,6 +56,10 @@ class KubernetesConfig(Config):
     token_secret: str = ""  # a Secret whose key `token` requests have to bring
     ingress_host: str = ""
     ingress_class: str = ""
+    ingress_tls_secret: str = ""  # of type kubernetes.io/tls, for `ingress_host`
+    ingress_annotations: dict[str, str] = Field(default_factory=dict)
+    store_cidrs: tuple[str, ...] = ()  # where the store's endpoint is; none: everywhere
+    store_port: int = Field(default=443, ge=1, le=65535)
     gateway: str = ""  # of the Gateway API, as NAMESPACE/NAME; with `ingress_host`
 
     @field_validator("name")
@@ -62,28 +72,51 @@ class KubernetesConfig(Config):
             )
         return name
 
+    @field_validator("ingress_annotations")
+    @classmethod
+    def _are_annotations(cls, given: dict[str, str]) -> dict[str, str]:
+        for key, value in given.items():
+            if not _QUALIFIED.fullmatch(key):
+                raise ValueError(f"{key[:80]!r} is no key of an annotation: give one like example.org/name")
+            if len(value) > _LONGEST_ANNOTATION or not value.isprintable():
+                raise ValueError(f"{key} may have {_LONGEST_ANNOTATION:,} printable characters")
+        return given
+
+    @field_validator("store_cidrs")
+    @classmethod
+    def _are_networks(cls, given: tuple[str, ...]) -> tuple[str, ...]:
+        try:
+            return tuple(str(ipaddress.ip_network(one)) for one in given)
+        except ValueError as error:
+            raise ValueError(f"{error}: give a network like 10.1.2.0/24, or an address") from None
+
     @model_validator(mode="after")
     def _goes_together(self) -> KubernetesConfig:
         if self.cpu_limit is not None and self.cpu_limit < self.cpus:
             raise ValueError(f"cpu_limit ({self.cpu_limit:g}) is less than cpus ({self.cpus:g})")
         if 0 < self.max_replicas < self.replicas:
             raise ValueError(f"max_replicas ({self.max_replicas}) is less than replicas ({self.replicas})")
-        if (self.gateway or self.ingress_class) and not self.ingress_host:
-            raise ValueError("gateway and ingress_class need an ingress_host")
-        if self.gateway and self.ingress_class:
-            raise ValueError("give a gateway or an ingress_class")
+        of_ingress = [self.ingress_class, self.ingress_tls_secret, self.ingress_annotations]
+        if any([self.gateway, *of_ingress]) and not self.ingress_host:
+            raise ValueError("what is said of an Ingress or a gateway needs an ingress_host")
+        if self.gateway and any(of_ingress):
+            raise ValueError(
+                "class, TLS and annotations are of an Ingress: with a gateway, its listener has them"
+            )
+        if self.store_port != 443 and not self.store_cidrs:
+            raise ValueError("store_port needs store_cidrs")
         return self
 
 
-def common(config: KubernetesConfig) -> list[tuple[str, Json]]:
-    """All but the Deployments, by the API's name for each kind."""
+def common(config: KubernetesConfig, release: Release) -> list[tuple[str, Json]]:
+    """All that is around the stable Deployment of a release, by the API's name for each kind."""
     return [
         ("services", _service(config, "", {})),
         ("services", _service(config, "-stable", {TRACK_LABEL: "stable"})),
         ("services", _service(config, "-canary", {TRACK_LABEL: "canary"})),
         ("poddisruptionbudgets", _disruption_budget(config)),
-        ("networkpolicies", _policy_of_servers(config)),
-        ("networkpolicies", _policy_of_smoke(config)),
+        ("networkpolicies", policy_of_servers(config, release, "stable")),
+        ("networkpolicies", policy_of_smoke(config, release)),
         *optional(config),
     ]
 
@@ -366,32 +399,45 @@ def _autoscaler(config: KubernetesConfig) -> Json:
 _DNS = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
 
 
-def _policy_of_servers(config: KubernetesConfig) -> Json:
-    """Asked by the namespace and by those labelled so; asking for nothing but their bundle."""
+def policy_of_servers(config: KubernetesConfig, release: Release, track: Track) -> Json:
+    """Asked by the namespace and by those labelled so; asking for nothing but their bundle.
+
+    Policies are of pods, not of containers: what their init container needs, the server may, too.
+    """
     asked = [{"podSelector": {}}, {"namespaceSelector": {"matchLabels": CLIENTS}}]
     spec = {
-        "podSelector": {"matchLabels": {NAME_LABEL: config.name}},
+        "podSelector": {"matchLabels": {NAME_LABEL: config.name, TRACK_LABEL: track}},
         "policyTypes": ["Ingress", "Egress"],
         "ingress": [{"from": asked, "ports": [{"protocol": "TCP", "port": PORT}]}],
-        "egress": [_DNS, *_to_store()],
+        "egress": _to_bundle(config, release),
     }
-    return _object(config, "networking.k8s.io/v1", "NetworkPolicy", spec)
+    suffix = "" if track == "stable" else "-canary"
+    return _object(config, "networking.k8s.io/v1", "NetworkPolicy", spec, suffix)
 
 
-def _policy_of_smoke(config: KubernetesConfig) -> Json:
+def policy_of_smoke(config: KubernetesConfig, release: Release) -> Json:
+    """Of the pod that asks a release: asked by nobody, it asks the servers."""
     servers = {"podSelector": {"matchLabels": {NAME_LABEL: config.name}}}
+    to_bundle = _to_bundle(config, release) or [_DNS]  # the servers have names in any case
     spec = {
         "podSelector": {"matchLabels": {NAME_LABEL: f"{config.name}-smoke"}},
-        "policyTypes": ["Egress"],
-        "egress": [_DNS, *_to_store(), {"to": [servers], "ports": [{"protocol": "TCP", "port": PORT}]}],
+        "policyTypes": ["Ingress", "Egress"],
+        "ingress": [],
+        "egress": [*to_bundle, {"to": [servers], "ports": [{"protocol": "TCP", "port": PORT}]}],
     }
     return _object(config, "networking.k8s.io/v1", "NetworkPolicy", spec, "-smoke")
 
 
-def _to_store() -> list[Json]:
-    """S3 outside, by HTTPS; or that of k8s/base. Another one has to be added."""
+def _to_bundle(config: KubernetesConfig, release: Release) -> list[Json]:
+    """Nowhere, if it is on a volume; the store else, where it is said to be: S3 by HTTPS, and k8s/base's."""
+    if _claim(release)[0]:
+        return []
+    if config.store_cidrs:
+        blocks = [{"ipBlock": {"cidr": cidr}} for cidr in config.store_cidrs]
+        return [_DNS, {"to": blocks, "ports": [{"protocol": "TCP", "port": config.store_port}]}]
     inside = {"podSelector": {"matchLabels": {NAME_LABEL: "seaweedfs"}}}
     return [
+        _DNS,
         {"ports": [{"protocol": "TCP", "port": 443}]},
         {"to": [inside], "ports": [{"protocol": "TCP", "port": 8333}]},
     ]
@@ -403,7 +449,12 @@ def _ingress(config: KubernetesConfig) -> Json:
     spec: Json = {"rules": [{"host": config.ingress_host, "http": {"paths": [path]}}]}
     if config.ingress_class:
         spec["ingressClassName"] = config.ingress_class
-    return _object(config, "networking.k8s.io/v1", "Ingress", spec)
+    if config.ingress_tls_secret:
+        spec["tls"] = [{"hosts": [config.ingress_host], "secretName": config.ingress_tls_secret}]
+    made = _object(config, "networking.k8s.io/v1", "Ingress", spec)
+    if config.ingress_annotations:
+        made["metadata"]["annotations"] = dict(config.ingress_annotations)
+    return made
 
 
 def _route(config: KubernetesConfig) -> Json:

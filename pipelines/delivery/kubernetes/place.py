@@ -28,11 +28,10 @@ from hpml.pipelines.executors.cluster_job import JobRunner
 from hpml.serving.rollout.figures import SmokeFigures
 
 DEPLOYMENTS = Resource("apps/v1", "deployments")
+_POLICIES = Resource("networking.k8s.io/v1", "networkpolicies")
+_INGRESSES = Resource("networking.k8s.io/v1", "ingresses")
 # Routes of the Gateway API stay: a cluster without it does not know them.
-_OPTIONAL = {
-    Resource("autoscaling/v2", "horizontalpodautoscalers"),
-    Resource("networking.k8s.io/v1", "ingresses"),
-}
+_OPTIONAL = {Resource("autoscaling/v2", "horizontalpodautoscalers"), _INGRESSES}
 _LOOK_EVERY_S = 0.5
 _SAID = 20  # last lines of the pod that looks at a canary, for the message if it fails
 
@@ -113,6 +112,7 @@ class KubernetesPlace:
                 why="both versions are asked in turns, with one token",
                 fix=f"deploy {stable.release} with the new token first",
             )
+        self._apply(_POLICIES, manifests.policy_of_servers(_config(release), release, "canary"))
         self._apply(DEPLOYMENTS, manifests.deployment(_config(release), release, "canary"))
         self._wait_until_ready(release, "canary")
         replicas = self._replicas()
@@ -130,14 +130,18 @@ class KubernetesPlace:
     def remove_canary(self) -> None:
         """Delete the canary: its pod answers what it has accepted, and goes."""
         self._delete("canary")
+        self._cluster.delete(_POLICIES, manifests.name_of(self._name, "canary"))
 
     def remove(self) -> None:
-        """Delete both Deployments and all around them."""
+        """Delete all that was made; the stable Deployment last, which says what there is."""
         stable = self.stable()
-        self._delete("canary")
-        self._delete("stable")
-        for plural, body in manifests.common(_config(stable.release)) if stable else ():
+        self.remove_canary()
+        for plural, body in manifests.common(_config(stable.release), stable.release) if stable else ():
             self._cluster.delete(Resource(body["apiVersion"], plural), body["metadata"]["name"])
+        self._delete("stable")
+        if stable:
+            bundles = {one.uri for one in (stable.release, stable.previous) if one}
+            self._say(f"what stays: {', '.join(sorted(bundles))}, and the Lease {self._name}-rollout")
 
     def _apply_around(self, release: Release) -> None:
         """Have what the release is to have around its pods, and not what only the one before had."""
@@ -147,8 +151,20 @@ class KubernetesPlace:
         }
         for resource in _OPTIONAL - wanted.keys():
             self._cluster.delete(resource, self._name)
-        for plural, body in manifests.common(_config(release)):
+        if _INGRESSES in wanted:
+            self._forget_left_out(wanted[_INGRESSES])
+        for plural, body in manifests.common(_config(release), release):
             self._apply(Resource(body["apiVersion"], plural), body)
+
+    def _forget_left_out(self, ingress: Json) -> None:
+        """Take from the Ingress what `ingress` does not have any more: a patch leaves that alone."""
+        stable = self.stable()
+        if stable is None or self._cluster.get(_INGRESSES, self._name) is None:
+            return
+        ours = _config(stable.release).ingress_annotations
+        gone = dict.fromkeys(ours.keys() - ingress["metadata"].get("annotations", {}).keys())
+        spec = dict.fromkeys({"tls", "ingressClassName"} - ingress["spec"].keys())
+        self._cluster.patch(_INGRESSES, self._name, {"metadata": {"annotations": gone}, "spec": spec})
 
     def _apply(self, resource: Resource, body: Json) -> None:
         self._lease.check()
@@ -252,6 +268,7 @@ class KubernetesPlace:
             say=self._say,
         )
         self._say(f"{release} is asked for {self._smoke_s:g} s, in turns with what is served")
+        self._apply(_POLICIES, manifests.policy_of_smoke(_config(release), release))
         try:
             outcome = runner.attend()
         finally:

@@ -84,6 +84,21 @@ CASES = {
         *("--token-secret", "small-token", "--ingress-host", "small.example.org", "--drain-s", "10"),
         *("--gateway", "edge/public", "--max-batch", "16"),
     ),
+    "kubernetes-ingress": (
+        *(
+            "--to",
+            "kubernetes",
+            *IMAGE,
+            *URI,
+            "--ingress-host",
+            "small.example.org",
+            "--ingress-class",
+            "nginx",
+        ),
+        *("--ingress-tls-secret", "small-tls", "--ingress-annotation", "example.org/size=20m=a"),
+        *("--ingress-annotation", "cert-manager.io/issuer=ca", "--store-cidr", "10.1.2.0/24"),
+        *("--store-cidr", "fd00::/64", "--store-port", "9000"),
+    ),
     "triton": ("--to", "triton", "--replicas", "2", "--cpus", "2", "--memory", "4Gi", "--max-queue-ms", "20"),
 }
 
@@ -224,19 +239,19 @@ def test_triton_serves_a_plan_on_the_gpu_it_was_compiled_on(hpml: Hpml, tmp_path
             2,
             "there is no destination 'swarm' -> give --to one of local, kubernetes, compose, triton, kserve",
         ),
-        (("--to", "compose", "--name", "My_Model"), 3, "name: 'My_Model' is no name of a deployment: small"),
-        (("--to", "compose", "--name", "3d"), 3, "a letter first"),
-        (("--to", "compose", "--name", "a" * 64), 3, "at most 63"),
-        (("--to", "compose", "--port", "70000"), 3, "at most 65,535 (got 70000)"),
-        (("--to", "compose", "--port", "0"), 3, "port: it should be at least 1 (got 0)"),
-        (("--to", "compose", "--host", "localhost"), 3, "host: 'localhost' is no IP address: give one"),
+        (("--to", "compose", "--name", "My_Model"), 2, "name: 'My_Model' is no name of a deployment: small"),
+        (("--to", "compose", "--name", "3d"), 2, "a letter first"),
+        (("--to", "compose", "--name", "a" * 64), 2, "at most 63"),
+        (("--to", "compose", "--port", "70000"), 2, "at most 65,535 (got 70000)"),
+        (("--to", "compose", "--port", "0"), 2, "port: it should be at least 1 (got 0)"),
+        (("--to", "compose", "--host", "localhost"), 2, "host: 'localhost' is no IP address: give one"),
         (
             ("--to", "compose", "--memory", "2GB"),
-            3,
+            2,
             "memory: '2GB' is no size of memory: give one like 512Mi",
         ),
-        (("--to", "compose", "--cpus", "0"), 3, "cpus: it should be more than 0 (got 0.0)"),
-        (("--to", "compose", "--image", "a b"), 3, "image: 'a b' is no name of an image"),
+        (("--to", "compose", "--cpus", "0"), 2, "cpus: it should be more than 0 (got 0.0)"),
+        (("--to", "compose", "--image", "a b"), 2, "image: 'a b' is no name of an image"),
         (
             ("--to", "compose", "--token-file", "none"),
             2,
@@ -258,14 +273,26 @@ def test_triton_serves_a_plan_on_the_gpu_it_was_compiled_on(hpml: Hpml, tmp_path
             2,
             "--bundle-uri is not given: the pods get the bundle from there -> give s3://",
         ),
-        (("--to", "kserve", "--bundle-uri", "gs://a/b"), 3, "'gs://a/b' is no place of a bundle: give s3://"),
-        (("--to", "kserve", "--bundle-uri", "s3://bucket"), 3, "is no place of a bundle"),
-        (("--to", "kserve", "--bundle-uri", "pvc://claim/"), 3, "is no place of a bundle"),
-        (("--to", "kserve", "--bundle-uri", "s3://models/../all"), 3, "without .."),
-        (("--to", "kserve", "--bundle-uri", "s3://models/a;reboot"), 3, "is no place of a bundle"),
-        (("--to", "kserve", *URI, "--namespace", "Team A"), 3, "namespace: 'Team A' is no name in a cluster"),
-        (("--to", "kserve", *URI, "--mode", "raw"), 3, "mode: it should be 'standard' or 'knative'"),
-        (("--to", "kserve", *URI, "--canary-percent", "101"), 3, "at most 100 (got 101)"),
+        (("--to", "kserve", "--bundle-uri", "gs://a/b"), 2, "'gs://a/b' is no place of a bundle: give s3://"),
+        (("--to", "kserve", "--bundle-uri", "s3://bucket"), 2, "is no place of a bundle"),
+        (("--to", "kserve", "--bundle-uri", "pvc://claim/"), 2, "is no place of a bundle"),
+        (("--to", "kserve", "--bundle-uri", "s3://models/../all"), 2, "without .."),
+        (("--to", "kserve", "--bundle-uri", "s3://models/a;reboot"), 2, "is no place of a bundle"),
+        (("--to", "kserve", *URI, "--namespace", "Team A"), 2, "namespace: 'Team A' is no name in a cluster"),
+        (
+            ("--to", "kubernetes", *URI, "--ingress-annotation", "a"),
+            2,
+            "ingress_annotation: 'a' is no annotation: give KEY=VALUE, each key once",
+        ),
+        (
+            ("--to", "kubernetes", *URI, "--ingress-annotation", "a=b", "--ingress-annotation", "a=c"),
+            2,
+            "each key once",
+        ),
+        (("--to", "kubernetes", *URI, "--store-cidr", "store.example"), 2, "give a network like 10.1.2.0/24"),
+        (("--to", "compose", "--store-cidr", "10.0.0.0/8"), 2, "--store-cidr means nothing to compose"),
+        (("--to", "kserve", *URI, "--mode", "raw"), 2, "mode: it should be 'standard' or 'knative'"),
+        (("--to", "kserve", *URI, "--canary-percent", "101"), 2, "at most 100 (got 101)"),
         (("--to", "kserve", *URI, "--port", "80"), 2, "port 80 is refused: the server is no root"),
         (("--to", "kserve", *URI, "--name", "a" * 50), 2, "is too long: KServe makes"),
     ],
@@ -407,6 +434,14 @@ def test_what_is_not_ours_or_was_changed_stays(hpml: Hpml, tmp_path: Path, bundl
     (tmp_path / "out" / "thesis.tex").unlink()
     deployed(hpml, *arguments[1:])
     (tmp_path / "out" / "notes").write_text("mine")
+    refused = hpml(*arguments)
+    assert refused.returncode == 2 and "notes was changed, added or removed since" in refused.stderr
+    (tmp_path / "out" / "notes").unlink()
+    (tmp_path / "out" / "notes").mkdir()  # that nothing is in it yet is somebody's, too
+    refused = hpml(*arguments)
+    assert refused.returncode == 2 and "notes was changed, added or removed since" in refused.stderr
+    (tmp_path / "out" / "notes").rmdir()
+    (tmp_path / "out" / "notes").symlink_to(tmp_path)
     refused = hpml(*arguments)
     assert refused.returncode == 2 and "notes was changed, added or removed since" in refused.stderr
     (tmp_path / "out" / "notes").unlink()

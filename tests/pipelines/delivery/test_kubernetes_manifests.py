@@ -23,6 +23,10 @@ CONFIGS = {
         image="hpml-serving:1",
         max_replicas=9,
         ingress_host="small.example",
+        ingress_tls_secret="small-tls",
+        ingress_annotations={"nginx.ingress.kubernetes.io/proxy-body-size": "20m"},
+        store_cidrs=("10.1.2.0/24", "fd00::1"),
+        store_port=8333,
         token_secret="small-token",
         gpus=1,
         arguments=("--run-code",),
@@ -31,7 +35,8 @@ CONFIGS = {
 
 
 def objects(config: KubernetesConfig, of: manifests.Release = A) -> list[Object]:
-    made = [body for _, body in manifests.common(config)]
+    made = [body for _, body in manifests.common(config, of)]
+    made.append(manifests.policy_of_servers(config, of, "canary"))
     made += [manifests.deployment(config, of, track) for track in ("stable", "canary")]
     for requests in (None, manifests.StoredRequests("s3://hpml/replays/hpml/small.jsonl", "a" * 64)):
         job = manifests.smoke_job(
@@ -73,6 +78,49 @@ def test_services_choose_the_pods_of_their_track() -> None:
     }
 
 
+def egress(config: KubernetesConfig, of: manifests.Release) -> dict[str, Any]:
+    """What pods may ask, by the name of the policy."""
+    made = [each for each in objects(config, of) if each["kind"] == "NetworkPolicy"]
+    return {each["metadata"]["name"]: each["spec"]["egress"] for each in made}
+
+
+def test_servers_ask_for_their_bundle_and_nothing_else() -> None:
+    dns = {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
+    servers = {
+        "to": [{"podSelector": {"matchLabels": {"app.kubernetes.io/name": "small"}}}],
+        "ports": [{"protocol": "TCP", "port": 8000}],
+    }
+    store = {
+        "to": [{"ipBlock": {"cidr": "10.1.2.0/24"}}, {"ipBlock": {"cidr": "fd00::1/128"}}],
+        "ports": [{"protocol": "TCP", "port": 8333}],
+    }
+    assert egress(CONFIGS["all"], ON_VOLUME) == {
+        "small": [],
+        "small-canary": [],
+        "small-smoke": [dns, servers],
+    }
+    assert egress(CONFIGS["all"], A) == {
+        "small": [dns, store],
+        "small-canary": [dns, store],
+        "small-smoke": [dns, store, servers],
+    }
+    assert {"ports": [{"protocol": "TCP", "port": 443}]} in egress(CONFIGS["plain"], A)["small"]
+
+
+def test_each_track_has_a_policy_of_its_own() -> None:
+    """A canary may have its bundle elsewhere than the stable version."""
+    made = [each for each in objects(CONFIGS["plain"]) if each["kind"] == "NetworkPolicy"]
+    chosen = {each["metadata"]["name"]: each["spec"]["podSelector"]["matchLabels"] for each in made}
+    assert chosen["small"]["hpml.dev/track"] == "stable"
+    assert chosen["small-canary"]["hpml.dev/track"] == "canary"
+
+
+def test_an_ingress_has_tls_and_annotations() -> None:
+    (ingress,) = (each for each in objects(CONFIGS["all"]) if each["kind"] == "Ingress")
+    assert ingress["spec"]["tls"] == [{"hosts": ["small.example"], "secretName": "small-tls"}]
+    assert ingress["metadata"]["annotations"] == {"nginx.ingress.kubernetes.io/proxy-body-size": "20m"}
+
+
 def test_no_more_is_made_than_was_asked_for() -> None:
     kinds = {each["kind"] for each in objects(CONFIGS["plain"])}
     assert kinds == {"Service", "Deployment", "PodDisruptionBudget", "NetworkPolicy", "Job"}
@@ -89,7 +137,7 @@ def test_the_autoscaler_alone_says_how_many_where_there_is_one() -> None:
 
 def test_a_route_of_the_gateway_api_in_place_of_an_ingress() -> None:
     config = CONFIGS["plain"].model_copy(update={"ingress_host": "small.example", "gateway": "edge/public"})
-    (route,) = (body for plural, body in manifests.common(config) if plural == "httproutes")
+    (route,) = (body for plural, body in manifests.common(config, A) if plural == "httproutes")
     assert route["spec"]["parentRefs"] == [{"name": "public", "namespace": "edge"}]
     assert route["spec"]["hostnames"] == ["small.example"]
 
@@ -116,8 +164,14 @@ def test_secrets_of_the_store_are_not_in_the_server() -> None:
         ({"name": "small-canary"}, "may not end with"),
         ({"cpus": 4, "cpu_limit": 2}, "is less than cpus"),
         ({"replicas": 3, "max_replicas": 2}, "is less than replicas"),
-        ({"gateway": "edge/public"}, "need an ingress_host"),
-        ({"ingress_class": "nginx"}, "need an ingress_host"),
+        ({"gateway": "edge/public"}, "needs an ingress_host"),
+        ({"ingress_class": "nginx"}, "needs an ingress_host"),
+        ({"ingress_tls_secret": "tls"}, "needs an ingress_host"),
+        ({"ingress_host": "a", "gateway": "b", "ingress_tls_secret": "c"}, "its listener has them"),
+        ({"ingress_host": "a", "ingress_annotations": {"a b": "c"}}, "no key of an annotation"),
+        ({"ingress_host": "a", "ingress_annotations": {"a": "b\nc"}}, "printable"),
+        ({"store_cidrs": ["10.1.2.3/24"]}, "has host bits set: give a network"),
+        ({"store_port": 9000}, "needs store_cidrs"),
     ],
 )
 def test_what_cannot_work_is_refused_before_a_cluster_would(given: dict[str, Any], said: str) -> None:

@@ -146,6 +146,7 @@ def test_a_release_takes_over_under_load_and_comes_back(
     figures = deployment.kept[1].figures
     assert figures and figures.canary and figures.stable and figures.p50_ratio
     assert figures.engine_ms_mean and figures.hardware
+    assert figures.tolerances == {"small": {"logits": 1e-4}}
 
 
 @pytest.mark.parametrize(
@@ -193,9 +194,33 @@ def servers(source: Path) -> list[int]:
     return [int(number) for number in found.stdout.split()]
 
 
-def test_one_rollout_at_a_time(deployment: Deployment, bundles: dict[str, Path]) -> None:
-    with deployment.place().lock(), pytest.raises(Unavailable, match="another rollout of small"):
+def test_one_rollout_at_a_time_and_the_other_is_told_whose_it_is(
+    deployment: Deployment, bundles: dict[str, Path]
+) -> None:
+    whose = rf"under way, by \S+@\S+ \(process {os.getpid()}\), since \d{{4}}-\d\d-\d\d \d\d:\d\d"
+    with deployment.place().lock(), pytest.raises(Unavailable, match=whose):
         deployment.deploy(bundles["first"])
+    with deployment.place().lock():
+        pass
+
+
+def test_copies_that_no_rollback_needs_go_and_in_the_end_all_do(
+    deployment: Deployment, bundles: dict[str, Path], tmp_path: Path
+) -> None:
+    third = sealed_bundle(tmp_path / "third", version=7)
+    releases = [deployment.deploy(bundle) for bundle in (bundles["first"], bundles["second"], third)]
+    copies = deployment.folder / "releases"
+    assert {path.name for path in copies.iterdir()} == {one.digest for one in releases[1:]}
+    assert (
+        f"the copy of the bundle {releases[0].digest[:12]} is removed: no rollback needs it"
+        in deployment.said
+    )
+    deployment.rollout().rollback()
+    assert deployment.version() == "2"
+    deployment.rollout().undeploy()
+    assert not servers(deployment.folder)
+    assert {path.name for path in deployment.folder.iterdir()} == {"lock", "stable.log", "canary.log"}
+    assert deployment.said[-2].startswith("what stays: logs, and what was seen of rollouts, in ")
 
 
 _ROLLOUT = """

@@ -116,6 +116,22 @@ def test_a_release_takes_the_place_of_the_one_before_and_comes_back() -> None:
     assert [one.outcome for one in kept] == ["promoted", "promoted", "rolled back"]
 
 
+def test_what_was_judged_is_kept_with_what_it_was_held_to() -> None:
+    place, kept, benchmark = Memory(Stable(A, tried=True)), list[Evidence](), Benchmark(0.1, "a CPU")
+    rollout(place, kept).deploy(B, LIMITS, benchmark)
+    rollout(place, kept).rollback()
+    assert [(one.limits, one.benchmark) for one in kept] == [(LIMITS, benchmark), (None, None)]
+
+
+def test_that_nothing_is_served_any_more_is_kept_too() -> None:
+    place, kept = Memory(Stable(B, tried=True, previous=A)), list[Evidence]()
+    rollout(place, kept).undeploy()
+    assert place.served is None and [(one.outcome, one.release) for one in kept] == [("undeployed", B)]
+    with pytest.raises(UsageError, match="nothing is served"):
+        rollout(place, kept).undeploy()
+    assert len(kept) == 1
+
+
 def test_the_same_release_again_changes_nothing_but_its_settings() -> None:
     place = Memory(Stable(B, tried=True, previous=A))
     rollout(place).deploy(B, LIMITS, None)

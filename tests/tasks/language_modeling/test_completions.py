@@ -13,6 +13,7 @@ import pytest
 
 from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact
+from hpml.core.errors import StageFailed
 from hpml.serving.apis import completions
 from hpml.serving.apis.completions import _until
 from hpml.serving.application import Application
@@ -20,6 +21,7 @@ from hpml.serving.config import ServerConfig
 from hpml.serving.model import ServedModel, open_engine
 from hpml.serving.prometheus import Metrics
 from hpml.serving.recording import Recorder, read_requests
+from hpml.serving.trial import try_open
 from hpml.tasks.generation import Piece, as_pieces, sampler
 
 TURNS = [{"role": "user", "content": "how are you?"}]
@@ -28,6 +30,12 @@ TURNS = [{"role": "user", "content": "how are you?"}]
 @pytest.fixture(scope="module")
 def model(engine: Artifact[EngineSpec]) -> ServedModel:
     return open_engine(engine, name="talker", version="1", threads=1)
+
+
+def test_an_engine_is_tried_in_a_process_of_its_own(engine: Artifact[EngineSpec], tmp_path: Path) -> None:
+    try_open("engine", engine.path, threads=1)
+    with pytest.raises(StageFailed, match="is not an artifact"):
+        try_open("engine", tmp_path, threads=1)
 
 
 def asking(
