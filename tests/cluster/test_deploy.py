@@ -348,6 +348,7 @@ def _evict(pod: str) -> None:
     kubectl("create", "--raw", path, "-f", "-", stdin=_eviction(pod))
 
 
+@pytest.mark.timeout(max(600, 180 * KILLS))
 def test_killed_at_random_moments_a_second_call_finishes_or_undoes(
     run: Run, first: None, bundles: dict[str, Path], workspace: Workspace, home: Path
 ) -> None:
