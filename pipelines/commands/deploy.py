@@ -27,7 +27,8 @@ def deploy(
         ),
     ],
     to: Annotated[
-        str, typer.Option("--to", metavar="local|kubernetes|compose|triton|kserve", help="What will run it.")
+        str,
+        typer.Option("--to", metavar="local|kubernetes|compose|triton|vllm|kserve", help="What will run it."),
     ],
     output: Annotated[
         Path | None,

@@ -47,7 +47,7 @@ def deploy(
         raise UsageError(f"--output means nothing to {to}", why="no files are needed", fix="leave it out")
     if output is not None:
         _check_replaceable(output.resolve())
-    bundle = Deployable(bundle_folder(source, home))
+    bundle = Deployable(bundle_folder(source, home), home)
     bundle.check()
     _check_verified(bundle, options)
     if destination.runs_here and not options.elsewhere:

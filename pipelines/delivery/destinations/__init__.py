@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from hpml.pipelines.delivery.destinations import compose, kserve, kubernetes, local, triton
+from hpml.pipelines.delivery.destinations import compose, kserve, kubernetes, local, triton, vllm
 from hpml.pipelines.delivery.destinations.base import Destination, Rollouts
 
 _BATCHES = {"max_batch", "max_queue_ms"}
@@ -42,5 +42,6 @@ DESTINATIONS: dict[str, Destination] = {
         write=triton.write,
         runs_here=True,
     ),
+    "vllm": Destination(frozenset({*_CONTAINER, "host", "port", "token_file"}), write=vllm.write),
     "kserve": Destination(frozenset({*_SERVER, *_CLUSTER, *_KSERVE}), write=kserve.write),
 }
