@@ -121,6 +121,10 @@ def deploy(
         bool,
         typer.Option("--elsewhere", help="It is for another machine: this one need not suit the engine."),
     ] = False,
+    rebuild: Annotated[
+        bool,
+        typer.Option("--rebuild", help="Build it for this machine, if it is bound to other hardware."),
+    ] = False,
     unverified: Annotated[
         bool, typer.Option("--unverified", help="Also an engine whose goals were not all checked.")
     ] = False,

@@ -21,15 +21,20 @@ def made_by(home: Path, record: RunRecord, name: str, cluster: ClusterConfig) ->
     if not step.digest:
         raise UsageError(f"what run {record.id} made is not here", why="it is in Kubeflow's store")
     here = Store(home)
-    if not record.store or here.object_path(step.digest).exists():
+    if here.object_path(step.digest).exists():
         return here.open(step.digest)
-    from hpml.pipelines.cluster.store import open_store
-    from hpml.pipelines.terminal.console import err
+    again = f"hpml run {record.recipe_file}"
+    if record.store:
+        from hpml.pipelines.cluster.store import open_store
+        from hpml.pipelines.terminal.console import err
 
-    store = open_store(home, cluster, lambda text: err.print(text, markup=False, soft_wrap=True))
-    if store.lookup(step.key) != step.digest:
-        raise StageFailed(
-            f"what step {name} made ({step.digest[:12]}) is no longer in {record.store}",
-            fix=f"hpml run {record.recipe_file} --executor kubernetes",
-        )
-    return store.open(step.digest)
+        store = open_store(home, cluster, lambda text: err.print(text, markup=False, soft_wrap=True))
+        if store.lookup(step.key) == step.digest:
+            return store.open(step.digest)
+        again += " --executor kubernetes"
+    raise StageFailed(
+        f"what step {name} of run {record.id} made ({step.digest[:12]}) is no longer in"
+        f" {record.store or 'the workspace'}",
+        why="hpml gc removes what old runs made",
+        fix=again,
+    )

@@ -8,6 +8,7 @@ from hpml.pipelines.delivery.destinations.base import Destination, Rollouts
 _BATCHES = {"max_batch", "max_queue_ms"}
 _SERVER = {*_BATCHES, "run_code"}
 _CONTAINER = {"image", "memory"}
+_HARDWARE = {"elsewhere", "rebuild"}
 _ROLLOUT = {"smoke_s", "p50_factor", "p99_factor", "benchmark_factor", "wait_s", "ready_s"}
 _CLUSTER = {*_CONTAINER, "replicas", "namespace", "bundle_uri", "drain_s"}
 _KUBERNETES = {
@@ -23,7 +24,7 @@ _KSERVE = {"service_account", "canary_percent", "mode", "port", "token_file"}
 
 DESTINATIONS: dict[str, Destination] = {
     "local": Destination(
-        frozenset({*_SERVER, *_ROLLOUT, "port", "token_file"}),
+        frozenset({*_SERVER, *_ROLLOUT, "port", "token_file", "rebuild"}),
         rollouts=Rollouts(local.release, local.place, local.address),
         runs_here=True,
     ),
@@ -33,12 +34,12 @@ DESTINATIONS: dict[str, Destination] = {
         rollouts=Rollouts(kubernetes.release, kubernetes.place, kubernetes.address),
     ),
     "compose": Destination(
-        frozenset({*_SERVER, *_CONTAINER, "drain_s", "token_file", "host", "port", "elsewhere"}),
+        frozenset({*_SERVER, *_CONTAINER, "drain_s", "token_file", "host", "port", *_HARDWARE}),
         write=compose.write,
         runs_here=True,
     ),
     "triton": Destination(
-        frozenset({*_BATCHES, *_CONTAINER, "host", "port", "replicas", "elsewhere"}),
+        frozenset({*_BATCHES, *_CONTAINER, "host", "port", "replicas", *_HARDWARE}),
         write=triton.write,
         runs_here=True,
     ),

@@ -51,7 +51,10 @@ def write(bundle: Deployable, options: DeployOptions, folder: Path) -> list[str]
     _write_model(model, task, bundle.subject.engine_folder / TOKENIZER, folder / place)
     head = f"{bundle.title}, by hpml deploy --to vllm"
     compose_file.write(folder, head, options, _service(model.spec, task, options, place))
-    return compose_file.commands(options, _HEALTH, uid=_ROOT)
+    return [
+        "# vLLM is another engine than the one that was measured: no figure or goal of the run is its",
+        *compose_file.commands(options, _HEALTH, uid=_ROOT),
+    ]
 
 
 def _task(bundle: Deployable) -> LanguageModeling:

@@ -293,7 +293,7 @@ def test_an_engine_that_is_not_verified_is_deployed_only_if_asked_for(hpml: Hpml
     ("engine", "to", "code", "said"),
     [
         (PLAN, "triton", 3, f"its plan was compiled on {H100}, and this machine has no NVIDIA GPU"),
-        (PLAN, "compose", 3, "-> export it again here, or give --elsewhere"),
+        (PLAN, "compose", 3, "-> give --rebuild to build it again here, or --else"),
         ({"identity": {"device": "cuda"}}, "compose", 3, "it runs on a GPU, and this machine has no NVIDIA"),
         ({"identity": {"activations": "uint8", "weight_bits": "8"}}, "compose", 3, "CPUs with VNNI"),
         ({"target": {"target": "openvino"}}, "triton", 3, "of target openvino -> export it to onnx or"),
