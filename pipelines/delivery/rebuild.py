@@ -59,8 +59,9 @@ def _run(origin: Origin) -> RunRecord:
         becomes_latest=False,
     )
     executor = Processes(home, registry_uri=registry)
-    executor.check(plan)
-    for name in kept.keys() & {parent for node in _made_here(plan) for parent in node.parents()}:
+    made_here = {name: node for name, node in plan.nodes.items() if name not in kept}
+    executor.check(Plan(made_here))
+    for name in kept.keys() & {parent for node in made_here.values() for parent in node.parents()}:
         origin.artifact(name)  # it is, or comes, into the workspace's store
     record = _begun(origin, plan, kept)
     with console.watcher() as watcher:
@@ -93,10 +94,6 @@ def plan_of(origin: Origin) -> Plan:
 
 def _with_engines(node: Node, engines: Mapping[str, str]) -> Node:
     return replace(node, inputs={**node.inputs, "engines": engines}) if "engines" in node.inputs else node
-
-
-def _made_here(plan: Plan) -> list[Node]:
-    return [node for node in plan.nodes.values() if node.stage not in _KEPT]
 
 
 def _begun(origin: Origin, plan: Plan, kept: Mapping[str, StepRecord]) -> RunRecord:

@@ -118,10 +118,10 @@ def test_an_engine_of_another_cpu_is_built_for_this_one(
 # ---------------------------------------------------------------------------------------------------- quick
 
 
-def made(home: Path, *, digest: str) -> None:
+def made(home: Path, *, digest: str, recipe: str = RECIPE) -> None:
     """A run whose int8 engine has `digest`, and whose other steps made things that are gone."""
     home.mkdir()
-    (home / "small.yaml").write_text(RECIPE)
+    (home / "small.yaml").write_text(recipe)
     loaded = recipes.load(home / "small.yaml")
     plan = trace(graph.graph, loaded.recipe)
     record = run_record.start(home, "small-run", "small", str(loaded.file), plan)
@@ -152,8 +152,10 @@ def test_only_this_engine_and_the_reference_are_built(tmp_path: Path) -> None:
 def test_a_network_that_is_gone_is_not_trained_again(
     hpml: Hpml, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, steps: list[str]
 ) -> None:
+    """Nor asked for what its training needed: the weights that it began with are gone, too."""
     cpu_has(monkeypatch, PLAIN)
-    made(tmp_path / "runs", digest="digest-1")
+    began_with = RECIPE.replace("epochs: 2", "epochs: 2, weights: gone.safetensors, weights_licence: MIT")
+    made(tmp_path / "runs", digest="digest-1", recipe=began_with)
     bundle_of(tmp_path / "bundle", OF_VNNI, engine_digest="digest-1")
     answer = hpml("deploy", "bundle", "--to", "local", "--rebuild")
     assert answer.returncode == 4 and not steps
