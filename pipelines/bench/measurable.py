@@ -40,10 +40,9 @@ from hpml.models import import_path
 from hpml.pipelines import graph, plan, recipe
 from hpml.pipelines.bench.recipe_network import RecipeNetwork, network_of
 from hpml.pipelines.bench.sample_file import SampleFile
-from hpml.pipelines.cluster.config import ClusterConfig
 from hpml.pipelines.engine import run_record
-from hpml.pipelines.engine.run_record import FINISHED, RunRecord, StepRecord
-from hpml.pipelines.engine.store import Store
+from hpml.pipelines.engine.run_record import FINISHED
+from hpml.pipelines.engine.step_artifacts import made_by
 from hpml.tasks.image_classification.sources import ImageSource
 
 _IMPORT_PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
@@ -306,26 +305,7 @@ def engine_of_run(home: Path, run: str, name: str) -> tuple[Artifact[EngineSpec]
         status = step.status if step else "not part of the run"
         what = f"build {name}" if name else "choose an engine"
         raise UsageError(f"run {record.id} did not {what}", why=f"its step {engines[name]} is {status}")
-    return _open(home, record, step, loaded.recipe.cluster), loaded.import_paths
-
-
-def _open(home: Path, record: RunRecord, step: StepRecord, cluster: ClusterConfig) -> Artifact[EngineSpec]:
-    """What a step made, from the workspace's store, or from that of the cluster that it ran in."""
-    if not step.digest:
-        raise UsageError(f"the engines of run {record.id} are not here", why="they are in Kubeflow's store")
-    here = Store(home)
-    if not record.store or here.object_path(step.digest).exists():
-        return here.open(step.digest)
-    from hpml.pipelines.cluster.store import open_store
-    from hpml.pipelines.terminal.console import err
-
-    store = open_store(home, cluster, lambda text: err.print(text, markup=False, soft_wrap=True))
-    if store.lookup(step.key) != step.digest:
-        raise StageFailed(
-            f"the engine {step.digest[:12]} is no longer in {record.store}",
-            fix=f"hpml run {record.recipe_file} --executor kubernetes",
-        )
-    return store.open(step.digest)
+    return made_by(home, record, engines[name], loaded.recipe.cluster), loaded.import_paths
 
 
 def _engine(engine: Artifact[EngineSpec], hints: Hints, import_paths: tuple[str, ...] = ()) -> Measurable:

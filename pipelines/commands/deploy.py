@@ -27,7 +27,8 @@ def deploy(
         ),
     ],
     to: Annotated[
-        str, typer.Option("--to", metavar="local|kubernetes|compose|triton|kserve", help="What will run it.")
+        str,
+        typer.Option("--to", metavar="local|kubernetes|compose|triton|vllm|kserve", help="What will run it."),
     ],
     output: Annotated[
         Path | None,
@@ -143,6 +144,10 @@ def deploy(
     elsewhere: Annotated[
         bool,
         typer.Option("--elsewhere", help="It is for another machine: this one need not suit the engine."),
+    ] = False,
+    rebuild: Annotated[
+        bool,
+        typer.Option("--rebuild", help="Build it for this machine, if it is bound to other hardware."),
     ] = False,
     unverified: Annotated[
         bool, typer.Option("--unverified", help="Also an engine whose goals were not all checked.")

@@ -233,6 +233,12 @@ def _complete(home: Path, record: RunRecord, options: list[str], *, strict: bool
             why="it ran in Kubeflow, where its measurements are",
             fix=f"hpml submit {home / record.id / recipes.STORED}",
         )
+    if record.rebuilt_from:
+        raise UsageError(
+            f"run {record.id} has the networks of {record.rebuilt_from}",
+            why="its recipe would train others on this machine",
+            fix=f"hpml deploy {record.rebuilt_from} --to DESTINATION --rebuild measures on",
+        )
     loaded = recipes.load_of_run(home, record, strictly(strict))
     steps = plan.trace(graph.graph, loaded.recipe)
     steps = plan.Plan({name: node for name, node in steps.nodes.items() if name in record.steps})

@@ -20,6 +20,7 @@ from hpml.pipelines.delivery.deployable import Deployable
 from hpml.pipelines.delivery.destinations import DESTINATIONS
 from hpml.pipelines.delivery.destinations.base import COMMON, Destination, Rollouts, Writer
 from hpml.pipelines.delivery.evidence import Keeper
+from hpml.pipelines.delivery.rebuild import rebuilt
 from hpml.pipelines.delivery.rollout import Rollout, Say
 from hpml.pipelines.delivery.served_source import bundle_folder
 
@@ -46,11 +47,13 @@ def deploy(
     if output is not None and write is None:
         raise UsageError(f"--output means nothing to {to}", why="no files are needed", fix="leave it out")
     _check_replay(options, output)
+    _check_rebuild(options)
     if output is not None:
         _check_replaceable(output.resolve())
-    bundle = Deployable(bundle_folder(source, home))
-    bundle.check()
-    _check_verified(bundle, options)
+    found = Deployable(bundle_folder(source, home), home)
+    found.check()
+    bundle = rebuilt(found, say) if options.rebuild else found
+    _check_verified(bundle, options, is_rebuilt=bundle is not found)
     if destination.runs_here and not options.elsewhere:
         _check_hardware(bundle)
     options = options.model_copy(update={"name": options.name or _name(bundle)})
@@ -127,6 +130,15 @@ def _check_meaning(given: Mapping[str, Any], to: str, destination: Destination) 
             )
 
 
+def _check_rebuild(options: DeployOptions) -> None:
+    if options.rebuild and options.elsewhere:
+        raise UsageError(
+            "--rebuild and --elsewhere are given",
+            why="one builds for this machine, the other says that it will not serve",
+            fix="leave one out, and give --rebuild on the machine that serves",
+        )
+
+
 def _check_replay(options: DeployOptions, output: Path | None) -> None:
     if options.replay and output:
         raise UsageError("--replay means nothing with --output", why="files are written, nothing is asked")
@@ -146,12 +158,13 @@ def _check_requests(bundle: Deployable, file: Path, max_rows: int, say: Say) -> 
     say(f"{requests:,} recorded requests are to be replayed")
 
 
-def _check_verified(bundle: Deployable, options: DeployOptions) -> None:
+def _check_verified(bundle: Deployable, options: DeployOptions, *, is_rebuilt: bool) -> None:
+    measures_on = "this command again" if is_rebuilt else f"{COMPLETION}, RUN being the run that made it"
     if bundle.facts.unverified and not options.unverified:
         raise GateFailed(
             f"{bundle.title} is not verified",
             why="; ".join(bundle.facts.unverified),
-            fix=f"complete it with {COMPLETION}, RUN being the run that made it, or give --unverified",
+            fix=f"complete it with {measures_on}, or give --unverified",
         )
 
 
@@ -160,7 +173,7 @@ def _check_hardware(bundle: Deployable) -> None:
         raise ConfigInvalid(
             f"the engine of {bundle.title} cannot run on this machine",
             why=why,
-            fix="export it again here, or give --elsewhere if a machine will serve it that has what it needs",
+            fix="give --rebuild to build it again here, or --elsewhere if it is for one that can run it",
         )
 
 

@@ -39,6 +39,7 @@ class DeployOptions(Config):
     name: of the deployment. image: of the server. replicas: servers, or instances of the engine in one.
     bundle_uri: where a cluster finds the bundle. canary_percent: of the requests that go to this version
     beside the one that is there. mode: KServe's. elsewhere: it is written for another machine than this one.
+    rebuild: an engine that is bound to other hardware is built again for this machine.
     max_batch, max_queue_ms: as of `hpml serve`. drain_s: of being not ready before it stops. replay: a file
     of recorded requests.
     """
@@ -74,6 +75,7 @@ class DeployOptions(Config):
     drain_s: float | None = Field(default=None, ge=0, le=3600)
     run_code: bool = False
     elsewhere: bool = False
+    rebuild: bool = False
     unverified: bool = False
     smoke_s: float = Field(default=_LIMITS.seconds, ge=1, le=3600)
     p50_factor: float = Field(default=_LIMITS.p50_factor, ge=1)

@@ -23,9 +23,10 @@ _PLAIN = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,63}")  # as hpml serve takes 
 
 @dataclass(frozen=True)
 class Deployable:
-    """The bundle in `folder`."""
+    """The bundle in `folder`. home: the workspace that has the run that made it, if any has."""
 
     folder: Path
+    home: Path
 
     @property
     def subject(self) -> BundleSubject:

@@ -128,7 +128,10 @@ def _why_miss(
 
 
 class Execution:
-    """One run of a plan by an executor, which it closes. Use once."""
+    """One run of a plan by an executor, which it closes. Use once.
+
+    What is finished in the record that it is given is taken as it is there.
+    """
 
     def __init__(
         self, plan: Plan, record: RunRecord, settings: Settings, watcher: Watcher, executor: Executor
@@ -137,7 +140,7 @@ class Execution:
         self._executor, self._store = executor, executor.store
         self._record, self._begun_s = record, time.monotonic()
         self._folder = settings.home / record.id
-        self._digests: dict[str, str] = {}
+        self._digests = {name: step.digest for name, step in record.steps.items() if step.status in FINISHED}
         self._verified: set[str] = set()  # digests of artifacts whose files were written or read in this run
         self._running: dict[int, _Running] = {}
         self._told_waiting: set[str] = set()

@@ -45,7 +45,8 @@ class RunRecord(Config):
     """One run of a recipe. `executor_pid` tells whether a run that says "running" still does.
 
     executor: where its steps ran: "process", "container", "kubernetes" or "kubeflow". store: the URI of the
-    store that all its artifacts are in; empty for the workspace's own.
+    store that all its artifacts are in; empty for the workspace's own. rebuilt_from: the run whose
+    networks it has, which it did not train.
     """
 
     id: str
@@ -58,6 +59,7 @@ class RunRecord(Config):
     seconds: float = 0.0
     executor_pid: int = 0
     exit_code: int = 0
+    rebuilt_from: str = ""
     steps: dict[str, StepRecord]
 
 

@@ -221,7 +221,7 @@ def test_an_engine_of_a_run_in_kubeflow(run_with_engines: Path, tmp_path: Path) 
     (tmp_path / "it").mkdir()
     run_record.save(tmp_path, record)
     (tmp_path / "it" / "recipe.yaml").write_text("data: digits\n")
-    with pytest.raises(UsageError, match="not here: they are in Kubeflow's store"):
+    with pytest.raises(UsageError, match="not here: it is in Kubeflow's store"):
         measurable.measurable("it:fp32/onnx", Hints(tmp_path))
 
 

@@ -749,7 +749,7 @@ def test_an_engine_of_a_run_is_brought_here_to_be_measured(
 
     shutil.move(here, here.with_name("elsewhere"))
     storage.delete(delivered)
-    with pytest.raises(StageFailed, match=r"no longer in s3://hpml .*--executor kubernetes"):
+    with pytest.raises(StageFailed, match=r"no longer in s3://hpml: .*--executor kubernetes"):
         measurable.measurable(wanted, measurable.Hints(bench.home))
 
     shutil.move(here.with_name("elsewhere"), here)

@@ -183,6 +183,20 @@ def test_an_artifact_is_verified_once_a_run(run_five: Run, home: Path) -> None:
     assert place.jobs["e"]["verified"] == [place.jobs["e"]["parents"]["first"]]  # what d has just written
 
 
+def test_what_a_record_says_is_finished_is_taken_as_it_is(run_five: Run, home: Path) -> None:
+    """Though the step would make something else now."""
+    first = run_five(b=Number(value=1))
+    b = next(name for name in first.steps if name.endswith("b"))
+    plan = plan_of(b=Number(value=7), d=Number(value=3))
+    record = run_record.start(home, run_record.new_run_id("five"), "five", "", plan)
+    record = record.model_copy(update={"steps": {**record.steps, b: first.steps[b]}})
+    settings = Settings(home=home, import_paths=(HERE,))
+    record = Execution(plan, record, settings, Listener(), Processes(home)).execute()
+    assert record.status == "done" and record.steps[b] == first.steps[b]
+    d = next(step.digest for name, step in record.steps.items() if name.endswith("d"))
+    assert (Store(home).object_path(d) / "number").read_text() == "4"
+
+
 def test_damage_between_two_runs_is_seen_by_the_step_that_reads_it(run_five: Run, home: Path) -> None:
     first = run_five()
     digest = next(step.digest for name, step in first.steps.items() if name.endswith("b"))

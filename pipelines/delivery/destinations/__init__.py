@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from hpml.pipelines.delivery.destinations import compose, kserve, kubernetes, local, triton
+from hpml.pipelines.delivery.destinations import compose, kserve, kubernetes, local, triton, vllm
 from hpml.pipelines.delivery.destinations.base import Destination, Rollouts
 
 _BATCHES = {"max_batch", "max_queue_ms"}
 _SERVER = {*_BATCHES, "run_code"}
 _CONTAINER = {"image", "memory"}
+_HARDWARE = {"elsewhere", "rebuild"}
 _ROLLOUT = {
     *("smoke_s", "p50_factor", "p99_factor", "benchmark_factor", "wait_s", "ready_s"),
     *("replay", "replay_agreement"),
@@ -30,7 +31,7 @@ _KSERVE = {"service_account", "canary_percent", "mode", "port", "token_file"}
 
 DESTINATIONS: dict[str, Destination] = {
     "local": Destination(
-        frozenset({*_SERVER, *_ROLLOUT, "port", "token_file"}),
+        frozenset({*_SERVER, *_ROLLOUT, "port", "token_file", "rebuild"}),
         rollouts=Rollouts(local.release, local.place, local.address),
         runs_here=True,
     ),
@@ -40,14 +41,15 @@ DESTINATIONS: dict[str, Destination] = {
         rollouts=Rollouts(kubernetes.release, kubernetes.place, kubernetes.address),
     ),
     "compose": Destination(
-        frozenset({*_SERVER, *_CONTAINER, "drain_s", "token_file", "host", "port", "elsewhere"}),
+        frozenset({*_SERVER, *_CONTAINER, "drain_s", "token_file", "host", "port", *_HARDWARE}),
         write=compose.write,
         runs_here=True,
     ),
     "triton": Destination(
-        frozenset({*_BATCHES, *_CONTAINER, "host", "port", "replicas", "elsewhere"}),
+        frozenset({*_BATCHES, *_CONTAINER, "host", "port", "replicas", *_HARDWARE}),
         write=triton.write,
         runs_here=True,
     ),
+    "vllm": Destination(frozenset({*_CONTAINER, "host", "port", "token_file"}), write=vllm.write),
     "kserve": Destination(frozenset({*_SERVER, *_CLUSTER, *_KSERVE}), write=kserve.write),
 }

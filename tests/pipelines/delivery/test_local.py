@@ -55,6 +55,11 @@ def slow_graph() -> onnx.ModelProto:
     return model
 
 
+def released(bundle: Path, port: int) -> Release:
+    """A bundle, to be served at this port."""
+    return Deployable(bundle, bundle.parent).released(str(bundle), {"port": port})
+
+
 @dataclass
 class Deployment:
     """A name on this machine."""
@@ -73,7 +78,7 @@ class Deployment:
         return Rollout(self.place(replay), self.kept.append, self.said.append)
 
     def deploy(self, bundle: Path, limits: SmokeLimits = LIMITS, replay: Path | None = None) -> Release:
-        release = Deployable(bundle).released(str(bundle), {"port": self.port})
+        release = released(bundle, self.port)
         self.rollout(replay).deploy(release, limits, None)
         return release
 
@@ -269,7 +274,7 @@ def test_what_was_begun_and_never_tried_is_begun_anew_as_it_is_asked_for(
 ) -> None:
     place = deployment.place()
     with place.lock():
-        place.begin(Deployable(bundles["first"]).released(str(bundles["first"]), {"port": free_port()}))
+        place.begin(released(bundles["first"], free_port()))
     deployment.deploy(bundles["first"])
     assert deployment.version() == "1"
     (process,) = servers(deployment.folder / "current")
@@ -296,10 +301,10 @@ def test_settings_that_do_not_work_leave_the_server_as_it_was(
     deployment.deploy(bundles["first"])
     with socket.create_server(("127.0.0.1", 0)) as other, pytest.raises(StageFailed, match="is taken"):
         port = other.getsockname()[1]
-        release = Deployable(bundles["first"]).released(str(bundles["first"]), {"port": port})
+        release = released(bundles["first"], port)
         deployment.rollout().deploy(release, LIMITS, None)
     assert deployment.version() == "1"
-    elsewhere = Deployable(bundles["first"]).released(str(bundles["first"]), {"port": free_port()})
+    elsewhere = released(bundles["first"], free_port())
     deployment.rollout().deploy(elsewhere, LIMITS, None)
     deployment.rollout().rollback()  # settings come back, too
     assert deployment.version() == "1"
@@ -309,7 +314,7 @@ def test_a_rollout_that_was_killed_while_it_took_over_is_finished(
     deployment: Deployment, bundles: dict[str, Path], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = deployment.deploy(bundles["first"])
-    second = Deployable(bundles["second"]).released(str(bundles["second"]), {"port": deployment.port})
+    second = released(bundles["second"], deployment.port)
     place = deployment.place()
     with place.lock(), monkeypatch.context() as patched:
         patched.setattr(place, "_take_over", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))

@@ -54,7 +54,7 @@ def compose_schema(tmp_path_factory: pytest.TempPathFactory) -> Any:
     return json.loads((Path(json.loads(said)["Dir"]) / "schema" / "compose-spec.json").read_text())
 
 
-@pytest.mark.parametrize("case", ["compose", "compose-all"])
+@pytest.mark.parametrize("case", ["compose", "compose-all", "vllm"])
 def test_compose_takes_the_file(compose_schema: Any, case: str) -> None:
     told = yaml.safe_load((GOLDEN / case / "compose.yaml").read_text())
     jsonschema.validate(told, compose_schema)
