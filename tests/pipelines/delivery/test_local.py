@@ -28,6 +28,7 @@ from hpml.pipelines.delivery.release import Release
 from hpml.pipelines.delivery.rollout import Evidence, Rollout
 from hpml.pipelines.delivery.smoke_limits import SmokeLimits
 from tests.pipelines.delivery.releases import sealed_bundle
+from tests.ports import free_port
 from tests.serving.small_bundles import WEIGHTS, as_request, graph
 
 LIMITS = SmokeLimits(seconds=1, p50_factor=3, p99_factor=100)  # of a machine that is busy with other tests
@@ -109,9 +110,7 @@ class Deployment:
 
 @pytest.fixture
 def deployment(tmp_path: Path) -> Iterator[Deployment]:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
-    made = Deployment(tmp_path / "deployments" / "small", port)
+    made = Deployment(tmp_path / "deployments" / "small", free_port())
     yield made
     with made.place().lock():
         made.place().remove()
@@ -223,11 +222,6 @@ def test_what_was_begun_and_never_tried_is_begun_anew_as_it_is_asked_for(
     assert deployment.version() == "1"
     (process,) = servers(deployment.folder / "current")
     assert str(deployment.port) in Path(f"/proc/{process}/cmdline").read_text()
-
-
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
 
 
 def test_a_port_that_is_taken_is_not_taken_for_ours(deployment: Deployment, bundles: dict[str, Path]) -> None:
