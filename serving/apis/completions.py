@@ -280,23 +280,23 @@ class _Stream:
         return told
 
     def _work(self) -> None:
+        last: RequestRefused | None = None
         try:
             made = self._make()
             self._tell(made.prompt_tokens)
             for piece in _until(made.pieces, self._stops):
                 self._tell(piece)
                 if self._is_stopped:
-                    return
-            self._tell(None)
+                    break
         except RequestRefused as refused:
-            self._tell(refused)
+            last = refused
         except ConfigInvalid as error:
-            self._tell(RequestRefused(400, f"{error.what}: {error.why}"))
+            last = RequestRefused(400, f"{error.what}: {error.why}")
         except Exception as error:  # whatever the engine or the tokenizer makes of a text
-            self._tell(RequestRefused(400, f"no text follows ({type(error).__name__})"))
-        finally:
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._ended)
+            last = RequestRefused(400, f"no text follows ({type(error).__name__})")
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._ended)
+        self._tell(last)  # after that: who has the whole text may ask for the next one at once
 
     def _tell(self, told: Piece | int | BaseException | None) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits
