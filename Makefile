@@ -13,6 +13,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 UV := $(BIN)/uv
 SIDE_BY_SIDE := $(BIN)/pytest --numprocesses logical --dist loadfile --no-loadscope-reorder
+ALONE := $(BIN)/pytest $(shell grep -rl --include=test_*.py 'mark\.alone' tests)
 WHEELS := $(wildcard ../shared/wheels)
 
 ifeq ($(WHEELS),)
@@ -62,15 +63,15 @@ run: setup ## run the quickstart, or RECIPE=recipes/resnet18.yaml
 
 test: lint ## lint, types, and the tests that are not slow: some minutes
 	$(SIDE_BY_SIDE) -m "not slow and not alone"
-	$(BIN)/pytest -m "alone and not slow"
+	$(ALONE) -m "alone and not slow"
 
 test-slow: setup ## the tests that `make test` leaves out; names the twenty that take longest
 	$(SIDE_BY_SIDE) --durations 20 -m "slow and not alone"
-	$(BIN)/pytest -m "alone and slow"
+	$(ALONE) -m "alone and slow"
 
 test-all: lint ## lint, types, and every test that runs on this machine, in one go: what they share is made once
 	$(SIDE_BY_SIDE) --durations 20 -m "not alone"
-	$(BIN)/pytest -m "alone"
+	$(ALONE) -m "alone"
 
 lint: setup
 	$(BIN)/ruff check .

@@ -30,6 +30,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 spin_briefly()  # tests train in this process, as steps do in theirs
+os.environ["OMP_NUM_THREADS"] = "1"  # a test runs on each CPU: more threads would wait for one another
 os.environ["COLUMNS"] = "80"  # whatever the terminal's width
 settings.register_profile("ours", deadline=None)  # no test of ours asserts an absolute time
 settings.load_profile("ours")
@@ -139,7 +140,7 @@ def _runner(root: Path) -> RunStage:
             config=config.model_dump(mode="json"),
             inputs=paths,
             out=str(place),
-            threads=2,
+            threads=1,
         )
         execute(job)
         return open_artifact(place, kind=signature(stage_run).output_kind)

@@ -40,6 +40,7 @@ from hpml.measuring.machine.state_clusters import find_states
 from hpml.measuring.subjects import BundleSubject
 from hpml.targets.onnx_session import session_options
 from tests import open_load
+from tests.ports import free_port
 
 _PEERS = Path(__file__).parent / "serving_peers"
 _REQUESTS = 300  # of each server in a round
@@ -109,14 +110,6 @@ def binary_body(name: str, x: NDArray[np.float32]) -> tuple[bytes, dict[str, str
     wanted = {"name": "logits", "parameters": {"binary_data": True}}
     head = json.dumps({"inputs": [told], "outputs": [wanted]}).encode()
     return head + x.tobytes(), {"Inference-Header-Content-Length": str(len(head))}
-
-
-def free_port() -> int:
-    """One that nobody listens at."""
-    with closing(socket.socket()) as one:
-        one.bind(("127.0.0.1", 0))
-        port: int = one.getsockname()[1]
-        return port
 
 
 @contextmanager

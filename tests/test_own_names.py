@@ -11,13 +11,16 @@ HPML = Path(sys.executable).with_name("hpml")
 NET = """
 from torch import nn
 
-from {package}.parts import CHANNELS
+from components.parts import CHANNELS
+from pipelines.parts import CHANNELS as MORE
+from tasks.parts import CHANNELS as MOST
 
 
 def net(in_channels, num_classes):
-    features = nn.Sequential(nn.Conv2d(in_channels, CHANNELS, 3, padding=1), nn.ReLU())
-    head = nn.Linear(16 * CHANNELS, num_classes)
-    return nn.Sequential(features, nn.AdaptiveAvgPool2d(4), nn.Flatten(), head)
+    widths = (in_channels, CHANNELS, MORE, MOST)
+    features = [nn.Conv2d(one, next, 3, padding=1) for one, next in zip(widths, widths[1:])]
+    head = nn.Linear(16 * MOST, num_classes)
+    return nn.Sequential(*features, nn.ReLU(), nn.AdaptiveAvgPool2d(4), nn.Flatten(), head)
 """
 
 
@@ -27,12 +30,11 @@ def test_components_pipelines_and_tasks_may_be_the_users_own(tmp_path: Path) -> 
         folder.mkdir()
         (folder / "__init__.py").write_text("")
         (folder / "parts.py").write_text("CHANNELS = 4\n")
-        (folder / "nets.py").write_text(NET.format(package=package))
-    for package in ("components", "pipelines", "tasks"):
-        (tmp_path / "mine.yaml").write_text(
-            f"data: digits\ntrain: {{model: {{architecture: '{package}.nets:net'}}, epochs: 1}}\n"
-        )
-        command = [str(HPML), "run", "mine.yaml", "--only", "train", "-o", "json", "--no-tracking"]
-        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr
-        assert json.loads(done.stdout)["steps"]["train"]["status"] == "done"
+    (tmp_path / "components" / "nets.py").write_text(NET)
+    (tmp_path / "mine.yaml").write_text(
+        "data: digits\ntrain: {model: {architecture: 'components.nets:net'}, epochs: 1}\n"
+    )
+    command = [str(HPML), "run", "mine.yaml", "--only", "train", "-o", "json", "--no-tracking"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["steps"]["train"]["status"] == "done"

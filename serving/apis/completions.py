@@ -287,17 +287,16 @@ class _Stream:
             for piece in _until(made.pieces, self._stops):
                 self._tell(piece)
                 if self._is_stopped:
-                    return
+                    break
         except RequestRefused as refused:
             last = refused
         except ConfigInvalid as error:
             last = RequestRefused(400, f"{error.what}: {error.why}")
         except Exception as error:  # whatever the engine or the tokenizer makes of a text
             last = RequestRefused(400, f"no text follows ({type(error).__name__})")
-        finally:
-            with suppress(RuntimeError):
-                self._loop.call_soon_threadsafe(self._ended)
-            self._tell(last)  # after that: who has the whole text finds room for the next one
+        with suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(self._ended)
+        self._tell(last)  # after that: who has the whole text may ask for the next one at once
 
     def _tell(self, told: Piece | int | RequestRefused | None) -> None:
         with suppress(RuntimeError):  # the loop is closed: nobody waits

@@ -24,6 +24,7 @@ from kubernetes.utils import parse_quantity
 
 from hpml.artifacts.folder import MANIFEST, read_manifest
 from hpml.io import storage
+from hpml.io.relay import read_event
 from hpml.pipelines.cluster import pods
 from hpml.pipelines.cluster.client import JOBS, PODS, connect
 from hpml.pipelines.cluster.config import ClusterConfig, StageNeeds
@@ -323,7 +324,8 @@ def launched_in_cluster(training: Training) -> Iterator[InCluster]:
 
 
 def furthest(log: str) -> int:
-    events = [json.loads(line[6:]) for line in log.splitlines() if line.startswith("#hpml {")]
+    """The last line of a log may still be being written."""
+    events = filter(None, map(read_event, log.splitlines()))
     return max((event["done"] for event in events if event["event"] == "progress"), default=0)
 
 

@@ -23,6 +23,7 @@ from hpml.core.errors import HpmlError, StageFailed, Unavailable, UsageError
 from hpml.io import patience, storage
 from tests.components.conftest import Bucket
 from tests.conftest import LINEAGE
+from tests.ports import free_port
 
 
 def artifact(folder: Path, *, files: int = 3, title: str = "a") -> Path:
@@ -195,12 +196,6 @@ def answering(status: int, code: str) -> Iterator[tuple[str, list[str]]]:
     finally:
         server.shutdown()
         server.server_close()
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def refusal(action: Callable[[], object]) -> HpmlError:

@@ -38,7 +38,7 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "run" / "outbox.jsonl"
 
 
-def write_a_run(path: Path, *, steps: int = 3, points: int = 5) -> None:
+def write_a_run(path: Path, *, steps: int = 3, points: int = 5, ends: bool = True) -> None:
     outbox = Outbox(path, "r1", "quickstart")
     outbox.run_started({"data": {"source": "digits"}}, {"hpml.version": "1"})
     for step in range(steps):
@@ -46,7 +46,8 @@ def write_a_run(path: Path, *, steps: int = 3, points: int = 5) -> None:
         for index in range(points):
             outbox.metric(f"step{step}", "loss", 1 / (1 + index), index, 1000.0 + index)
         outbox.step_ended(f"step{step}", "FINISHED", {"accuracy": 0.9}, 2.5, {"hpml.digest": f"d{step}"})
-    outbox.run_ended("FINISHED")
+    if ends:
+        outbox.run_ended("FINISHED")
 
 
 def tracked(uri: str, experiment: str = "quickstart") -> dict[str, Any]:
@@ -119,17 +120,15 @@ def sending(path: Path, uri: str, *earlier: Path) -> Iterator[subprocess.Popen[s
 
 
 def test_a_sender_killed_at_work_loses_and_doubles_nothing(path: Path, uri: str) -> None:
-    write_a_run(path, steps=60)
+    write_a_run(path, steps=60, ends=False)  # so that no sender is done before it is killed
     database = uri.removeprefix("sqlite:///")
     with sending(path, uri) as sender:
-        while sender.poll() is None:
-            with sqlite3.connect(database) as store:
-                if store.execute("SELECT count(*) FROM runs").fetchone()[0] > 5:
-                    break
+        while sqlite3.connect(database).execute("SELECT count(*) FROM runs").fetchone()[0] <= 5:
+            assert sender.poll() is None
             time.sleep(0.01)
-        assert sender.poll() is None, "the sender was done before it could be killed"
         sender.kill()
         sender.wait()
+    Outbox(path, "r1", "quickstart").run_ended("FINISHED")
     assert drain(path, uri).ended
     check_the_run(uri, steps=60)
 
@@ -193,6 +192,7 @@ def test_sigterm_and_an_outage_end_the_sender_with_the_events_kept(path: Path) -
     write_a_run(path)
     with sending(path, "http://user:hunter2@127.0.0.1:9") as sender:
         while not path.with_name("outbox.jsonl.lock").exists():  # it is at work
+            assert sender.poll() is None
             time.sleep(0.01)
         sender.terminate()
         out, err = sender.communicate(timeout=60)

@@ -12,6 +12,8 @@ import pytest
 import requests
 from moto.server import ThreadedMotoServer
 
+from tests.ports import free_port
+
 SCRIPT = Path(__file__).resolve().parents[2] / "k8s" / "base" / "mlflow" / "make_bucket.py"
 
 
@@ -47,11 +49,7 @@ def test_a_bucket_of_another_region_is_made_there(store: Any, monkeypatch: pytes
 
 
 def test_it_waits_for_a_store_that_is_late(monkeypatch: pytest.MonkeyPatch) -> None:
-    import socket
-
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     monkeypatch.setenv("AWS_ACCESS_KEY_ID", "key")
     monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "secret")
     monkeypatch.setenv("AWS_ENDPOINT_URL", f"http://127.0.0.1:{port}")

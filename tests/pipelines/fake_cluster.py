@@ -27,7 +27,8 @@ class FakeCluster:
 
     Those of another namespace are there by the name NAMESPACE/NAME, to be read.
 
-    on_create: called with each new object, in a thread: where a test plays controller. refuse: answers a
+    at_once: called with each new object before its maker is answered, which sees nothing of the time before.
+    on_create: called with it after that, in a thread: where a test plays controller. refuse: answers a
     request (verb, plural) instead of us, with a status and a message. outage: while set, connections are cut.
     cut_log_after: how many lines each stream of a log has, the last one broken off; None for no limit.
     """
@@ -38,6 +39,7 @@ class FakeCluster:
         self.namespace, self.plurals = namespace, plurals
         self.objects: dict[tuple[str, str], Json] = {}
         self.requests: list[str] = []  # "VERB plural/name"
+        self.at_once: Callable[[Json], None] = lambda item: None
         self.on_create: Callable[[Json], None] = lambda item: None
         self.refuse: Callable[[str, str], tuple[int, str] | None] = lambda verb, plural: None
         self.outage = threading.Event()
@@ -195,6 +197,7 @@ class FakeCluster:
             if item:
                 return self._refuse(request, 409, "AlreadyExists", f"{plural} {name} already exists")
             made = self.add(plural, body)
+            self.at_once(made)
             self._send_json(request, 201, made)
             threading.Thread(target=self.on_create, args=(made,), daemon=True).start()
             return None

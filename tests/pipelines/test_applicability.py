@@ -32,8 +32,9 @@ def test_a_dry_run_names_the_variant_and_the_reason(
 
 
 def test_a_recipe_of_which_nothing_can_be_built_is_refused_before_it_starts(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    monkeypatch.setattr("hpml.pipelines.preflight.applicability.ask", lambda *_, **__: ["prune cannot"])
     with pytest.raises(SystemExit) as ending:
         main(["run", str(write(tmp_path, "{pruned: [prune]}")), "--no-tracking"])
     assert ending.value.code == ExitCode.CONFIG_INVALID

@@ -585,8 +585,13 @@ def test_the_commands_know_a_run_that_was_only_submitted(
 
 
 def test_a_recipe_of_which_nothing_can_be_built_is_not_submitted(
-    api: Api, home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    api: Api,
+    home: Path,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr("hpml.pipelines.preflight.applicability.ask", lambda *_, **__: ["prune cannot"])
     file = tmp_path / "vit.yaml"
     file.write_text("data: digits\ntrain: {model: vit}\nvariants: {pruned: [prune]}\n")
     with pytest.raises(SystemExit) as ended:

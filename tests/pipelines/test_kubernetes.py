@@ -373,8 +373,8 @@ def test_room_is_waited_for_until_the_deadline(
     _wait_for(lambda: any("Insufficient gpu" in text for text in listener.said))
     time.sleep(1.2 / FASTER)  # more than pending_s
     assert bench.jobs.ended(0) == []
+    cluster.fail_job(f"prepare-{RUN}", "DeadlineExceeded")  # in the order of the Job controller
     cluster.remove("pods", f"prepare-{RUN}-x")
-    cluster.fail_job(f"prepare-{RUN}", "DeadlineExceeded")
     bench.end()
     [failure] = bench.events("prepare")
     assert failure["exit_code"] == ExitCode.UNAVAILABLE
@@ -472,7 +472,7 @@ def test_sigkill_waits_for_nothing(open_jobs: Callable[..., Bench], cluster: Fak
     _wait_for(lambda: cluster.jobs.get(f"prepare-{RUN}"))
     cluster.outage.set()
     bench.jobs.signal(number, signal.SIGKILL)
-    assert bench.end(timeout_s=2).exit_code == ExitCode.TERMINATED
+    assert bench.end(timeout_s=15).exit_code == ExitCode.TERMINATED
     assert bench.jobs.ended(0) == []
     cluster.outage.clear()
 

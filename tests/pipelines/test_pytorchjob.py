@@ -177,21 +177,29 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[FakeClu
 
 
 class Operator:
-    """Plays the training operator and the kubelet: makes the pods of a job, and what a test has them do."""
+    """Plays the training operator and the kubelet: makes the pods of a job, and what a test has them do.
+
+    start: what they do before the launcher knows that there is a job. script: what they do from then on.
+    """
 
     def __init__(self, cluster: FakeCluster) -> None:
         self.cluster = cluster
+        self.start: Callable[[Operator], None] = lambda operator: None
         self.script: Callable[[Operator], None] = lambda operator: None
         self.jobs_at_once = 0
         self.job: Json = {}
         self.pods: dict[int, Json] = {}
         self.made: list[Json] = []  # every job that ever was
-        cluster.on_create = self._on_create
+        cluster.at_once, cluster.on_create = self._at_once, self._on_create
 
-    def _on_create(self, item: Json) -> None:
+    def _at_once(self, item: Json) -> None:
         if item["kind"] == "PyTorchJob":
             self.job = item
             self.made.append(item)
+            self.start(self)
+
+    def _on_create(self, item: Json) -> None:
+        if item["kind"] == "PyTorchJob":
             self.script(self)
 
     def start_pods(self, phase: str = "Running", **state: Json) -> None:
@@ -275,6 +283,17 @@ class Launched:
 
     def heard(self, words: str) -> bool:
         return any(words in text for text in self.said)
+
+    def wait_until_heard(self, words: str) -> None:
+        while not self.heard(words):
+            time.sleep(0.01)
+
+    def when_heard(self, words: str, act: Callable[[], object]) -> None:
+        def wait() -> None:
+            self.wait_until_heard(words)
+            act()
+
+        threading.Thread(target=wait, daemon=True).start()
 
 
 @pytest.fixture
@@ -398,7 +417,7 @@ WAITING = {
 def test_pods_that_cannot_start_are_given_up(
     reason: str, operator: Operator, launched: Launched, cluster: FakeCluster
 ) -> None:
-    operator.script = lambda operator: operator.start_pods("Pending", **WAITING[reason])
+    operator.start = lambda operator: operator.start_pods("Pending", **WAITING[reason])
     error = failure(launched, training({"pending_s": 1}))
     assert isinstance(error, Unavailable) and error.exit_code == ExitCode.UNAVAILABLE
     message = WAITING[reason]["waiting"]["message"]
@@ -412,7 +431,7 @@ def test_pods_without_room_are_given_up_with_the_words_of_the_scheduler(
 ) -> None:
     message = "0/3 nodes are available: 3 Insufficient nvidia.com/gpu."
 
-    def script(operator: Operator) -> None:
+    def start(operator: Operator) -> None:
         operator.start_pods("Pending")
         unschedulable = {
             "type": "PodScheduled",
@@ -423,7 +442,7 @@ def test_pods_without_room_are_given_up_with_the_words_of_the_scheduler(
         for pod in operator.pods.values():
             pod["status"] = {"phase": "Pending", "conditions": [unschedulable]}
 
-    operator.script = script
+    operator.start = start
     error = failure(launched, training({"pending_s": 1}))
     assert isinstance(error, Unavailable) and message in str(error)
     assert "cluster.stages" in error.fix
@@ -433,13 +452,15 @@ def test_pods_without_room_are_given_up_with_the_words_of_the_scheduler(
 def test_an_elastic_training_does_not_wait_for_a_node_that_it_can_do_without(
     operator: Operator, launched: Launched
 ) -> None:
-    def script(operator: Operator) -> None:
+    def start(operator: Operator) -> None:
         operator.start_pods()
         operator.start_pod(1, "Pending", **WAITING["ErrImagePull"])
+
+    def script(operator: Operator) -> None:
         time.sleep(1.5 / FASTER)
         operator.succeed()
 
-    operator.script = script
+    operator.start, operator.script = start, script
     launched.launch(training({"pending_s": 1}, min_nodes=1)).run()
     assert not launched.heard("waiting, for")
 
@@ -456,7 +477,7 @@ def test_why_the_cluster_refuses_to_create_pods(
     operator: Operator, launched: Launched, cluster: FakeCluster
 ) -> None:
     message = 'Error creating: pods "x" is forbidden: exceeded quota: hpml'
-    operator.script = lambda operator: cluster.add_event(operator.job, "FailedCreatePod", message)
+    operator.start = lambda operator: cluster.add_event(operator.job, "FailedCreatePod", message)
     error = failure(launched, training({"pending_s": 1}))
     assert isinstance(error, Unavailable) and message in str(error) and "quota" in error.fix.lower()
 
@@ -533,41 +554,44 @@ def test_a_training_that_restarts_and_gets_on_is_not(operator: Operator, launche
 
 def test_a_job_that_waits_in_a_queue_is_waited_for(operator: Operator, launched: Launched) -> None:
     def script(operator: Operator) -> None:
-        operator.condition("Suspended", "waiting for quota")
+        launched.wait_until_heard("waits for its turn")
         time.sleep(4.5 / FASTER)
-        operator.job["status"] = {}
         operator.start_pods()
+        operator.job["status"] = {}
         operator.succeed()
 
+    operator.start = lambda operator: operator.condition("Suspended", "waiting for quota")
     operator.script = script
     launched.launch(training({"queue": "gpus", "pending_s": 3})).run()
     assert launched.heard("waits for its turn: waiting for quota")
 
 
 def test_a_second_launcher_goes_on_with_the_job_of_the_first(
-    operator: Operator, launched: Launched, cluster: FakeCluster, capsys: pytest.CaptureFixture[str]
+    operator: Operator,
+    launched: Launched,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    def begin(operator: Operator) -> None:
-        operator.start_pods()
-        operator.progress(10)
-
-    operator.script = begin
-    first = launched.in_a_thread(owner=reference("first"))
-    while not launched.passed_on("progress"):
-        time.sleep(0.02)
-    capsys.readouterr()
+    operator.start = lambda operator: operator.start_pods()
+    first = launched.launch(owner=reference("first"))
+    monkeypatch.setattr(first, "_pass_on", _crash)
+    with pytest.raises(OSError, match="a defect"):
+        first.run()
 
     def finish() -> None:
         operator.say(0, "a line of its end")
         operator.succeed()
 
-    threading.Timer(0.3, finish).start()
+    launched.when_heard("going on with it", finish)
     launched.launch(owner=reference("second")).run()
     assert len(operator.made) == 1
     assert operator.job["metadata"]["ownerReferences"] == [reference("second")]
     assert launched.heard("is there already: going on with it")
     assert "node 0 | a line of its end" in capsys.readouterr().out
-    first.join()
+
+
+def _crash(lines: object) -> None:
+    raise OSError("a defect")
 
 
 def reference(name: str) -> Json:
@@ -617,7 +641,7 @@ def test_a_job_that_is_being_deleted_is_waited_for(
     old = copy.deepcopy(PyTorchJobs().job(subject))
     old["metadata"]["deletionTimestamp"] = "2026-01-01T00:00:00Z"
     cluster.add("pytorchjobs", old)
-    threading.Timer(0.4, lambda: cluster.remove("pytorchjobs", subject.name)).start()
+    launched.when_heard("waiting for its end", lambda: cluster.remove("pytorchjobs", subject.name))
 
     def script(operator: Operator) -> None:
         operator.start_pods()
@@ -645,13 +669,12 @@ def test_the_api_server_may_go_away_for_a_while(
     def script(operator: Operator) -> None:
         operator.start_pods()
         operator.say(0, "before")
-        time.sleep(0.2)
         cluster.outage.set()
         operator.say(0, "during")
-        time.sleep(0.4)
+        launched.wait_until_heard("does not answer")
         cluster.outage.clear()
         operator.say(0, "after")
-        time.sleep(0.2)
+        launched.wait_until_heard("answers again")
         operator.succeed()
 
     operator.script = script
@@ -702,7 +725,8 @@ def test_a_launcher_asks_for_no_more_than_its_role_grants(
         def script(operator: Operator, end: str = end) -> None:
             operator.pods.clear()
             operator.start_pods("Pending", **WAITING["ErrImagePull"])
-            time.sleep(0.1)
+            while not any(request.startswith("list events") for request in cluster.requests):
+                time.sleep(0.01)
             operator.start_pods()
             operator.end_pod(0, 4)
             operator.condition("Failed") if end == "fail" else operator.succeed()
@@ -942,6 +966,7 @@ def test_the_exit_code_is_that_of_the_training(operator: Operator, published: st
     assert '"event": "failed"' in answer.stdout and "Traceback" not in answer.stderr
 
 
+@pytest.mark.alone  # it looks at the clock
 @pytest.mark.parametrize("moment", ["waiting", "training"])
 def test_sigterm_deletes_the_job_at_once(
     moment: str, operator: Operator, cluster: FakeCluster, published: str

@@ -29,7 +29,7 @@ def _export(folder: Path, target: str, model: Artifact[ModelSpec], data: Artifac
         config={"target": target},
         inputs={"model": str(model.path), "data": str(data.path)},
         out=str(folder),
-        threads=2,
+        threads=1,
     )
     execute(job)
     return open_artifact(folder, kind="engine")

@@ -62,7 +62,7 @@ class Deployable:
 def perform(place: Path, stage_run: Callable[..., Any], config: Config, **inputs: Any) -> Artifact[Any]:
     """The artifact of one stage, in `place`."""
     place.mkdir()
-    out = Output(place, place.with_name(f"{place.name}.scratch"), threads=2)
+    out = Output(place, place.with_name(f"{place.name}.scratch"), threads=1)
     out.scratch.mkdir()
     result = stage_run(config, **inputs, out=out)
     seal_artifact(place, spec=result.spec, metrics=dict(result.metrics), lineage=lineage())

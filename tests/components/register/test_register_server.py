@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import shutil
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ import pytest
 from hpml.artifacts.folder import open_artifact
 from hpml.components.register.config import RegisterConfig
 from hpml.io.tracking import Outbox, client, drain
+from tests.ports import free_port
 
 
 @pytest.fixture(scope="module")
@@ -27,9 +27,7 @@ def server(tmp_path_factory: pytest.TempPathFactory, new_store: Path) -> Iterato
     """The URI of an MLflow server of our own."""
     place = tmp_path_factory.mktemp("server")
     shutil.copy(new_store, place / "mlflow.db")
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     store = ["--backend-store-uri", f"sqlite:///{place / 'mlflow.db'}"]
     files = ["--artifacts-destination", str(place / "files")]
     where = ["--host", "127.0.0.1", "--port", str(port), "--workers", "1"]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import signal
-import socket
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -13,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from hpml.components.train.node import exit_code
+from tests.ports import free_port
 
 Start = Callable[..., subprocess.Popen[str]]
 
@@ -41,9 +41,7 @@ def test_what_would_fail_again_keeps_its_code_and_the_rest_is_worth_another_try(
 @pytest.fixture
 def start(tmp_path: Path) -> Iterator[Start]:
     """Starts a node with PET_* variables as the training operator sets them; whatever is left is killed."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     nodes: list[subprocess.Popen[str]] = []
 
     def start_one(*command: str, nodes_of_job: int) -> subprocess.Popen[str]:

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ from hpml.artifacts.dataset import DatasetSpec
 from hpml.artifacts.folder import Artifact, open_artifact
 from hpml.io.storage import fetch, upload
 from tests.components.conftest import Bucket
+from tests.ports import free_port
 
 pytestmark = pytest.mark.slow  # test_workers and test_node try the parts: workers, and a node of torchrun
 
@@ -85,12 +85,6 @@ def test_workers_under_torchrun_write_what_local_workers_write(
     assert sum(line.startswith('{"digest"') for line in lines) == 1, "one worker speaks for all"
     assert sum('"event": "finished"' in line for line in lines) == 1
     assert [line for line in lines if '"name": "loss"' in line][1:] == []
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextlib.contextmanager

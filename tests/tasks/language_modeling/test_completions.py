@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -15,14 +16,14 @@ from hpml.artifacts.engine import EngineSpec
 from hpml.artifacts.folder import Artifact
 from hpml.core.errors import StageFailed
 from hpml.serving.apis import completions
-from hpml.serving.apis.completions import _until
+from hpml.serving.apis.completions import _Stream, _until
 from hpml.serving.application import Application
 from hpml.serving.config import ServerConfig
 from hpml.serving.model import ServedModel, open_engine
 from hpml.serving.prometheus import Metrics
 from hpml.serving.recording import Recorder, read_requests
 from hpml.serving.trial import try_open
-from hpml.tasks.generation import Piece, as_pieces, sampler
+from hpml.tasks.generation import Generation, Piece, as_pieces, sampler
 
 TURNS = [{"role": "user", "content": "how are you?"}]
 
@@ -180,6 +181,20 @@ def test_one_text_too_many_is_told_to_come_again(model: ServedModel, monkeypatch
         await impatient.create(model="talker", prompt="a")  # and then there is room again
 
     asking(model, use)
+
+
+def test_there_is_room_for_the_next_text_when_the_last_word_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    told: list[object] = []
+    only = Piece("a", 1, "stop")
+
+    async def generate() -> None:
+        note = lambda _, *what: told.append(what[0] if what else "there is room")  # noqa: E731
+        monkeypatch.setattr(asyncio.get_running_loop(), "call_soon_threadsafe", note)
+        with ThreadPoolExecutor(1) as threads:
+            _Stream(threads, lambda: Generation(2, iter([only])), (), lambda: None)
+
+    asyncio.run(generate())
+    assert told == [2, only, "there is room", None]
 
 
 def test_a_stop_is_not_told_wherever_pieces_part() -> None:
