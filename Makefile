@@ -85,10 +85,10 @@ test-cluster: setup ## the tests on a cluster: KUBECONFIG says which; see docs/c
 	HPML_TEST_CLUSTER=yes $(BIN)/pytest --durations 20 tests/docker/test_images.py tests/cluster
 
 test-cluster-kills: setup ## a worker of 20 trainings on that cluster is killed, deleted or evicted: 20 finishes?
-	HPML_TEST_CLUSTER=yes HPML_TEST_KILLS=20 $(BIN)/pytest tests/cluster/test_pytorchjob.py -k as_many_finishes_as_kills
+	HPML_TEST_CLUSTER=yes HPML_TEST_KILLS=20 $(BIN)/pytest -o faulthandler_timeout=0 tests/cluster/test_pytorchjob.py -k as_many_finishes_as_kills
 
 test-deploy-kills: setup ## 20 rollouts on that cluster are killed: is the next one right, and did no request fail?
-	HPML_TEST_CLUSTER=yes HPML_TEST_DEPLOY_KILLS=20 $(BIN)/pytest tests/cluster/test_deploy.py -k killed_at_random
+	HPML_TEST_CLUSTER=yes HPML_TEST_DEPLOY_KILLS=20 $(BIN)/pytest -o faulthandler_timeout=0 tests/cluster/test_deploy.py -k killed_at_random
 
 test-gpu: ## what the GPU path does on this machine, without a set-up: PYTHON=python3 with torch and numpy
 	@$(PYTHON) tests/gpu

@@ -23,12 +23,12 @@ from hpml.serving.config import ServerConfig
 from hpml.serving.discovery import openapi
 from hpml.serving.discovery.page import page
 from hpml.serving.errors import RequestRefused, overloaded
+from hpml.serving.listening.secret_files import Token
 from hpml.serving.model import ServedModel
 from hpml.serving.opened import Opened
 from hpml.serving.prometheus import Metrics
 from hpml.serving.recording import Recorder
 from hpml.serving.rollout.figures import RELEASE_HEADER
-from hpml.serving.secret_files import Token
 
 SERVER = {
     "name": "hpml",

@@ -14,15 +14,15 @@ import uvloop
 from hpml.core.errors import ExitCode, HpmlError, Unavailable, UsageError
 from hpml.serving.application import Application
 from hpml.serving.config import ServerConfig
-from hpml.serving.http_server import Server
+from hpml.serving.listening.http_server import Server
+from hpml.serving.listening.secret_files import Certificate
 from hpml.serving.log_file import LogFile
 from hpml.serving.model import ServedModel
 from hpml.serving.prometheus import Metrics
 from hpml.serving.recording import Recorder
-from hpml.serving.secret_files import Certificate
 
 if TYPE_CHECKING:
-    from hpml.serving.grpc_service import GrpcServer
+    from hpml.serving.listening.grpc_service import GrpcServer
 
 _OPENING_S = 300.0  # for a model to be opened and tried
 
@@ -107,7 +107,7 @@ async def _start_grpc(
     if config.grpc_port is None:
         return None
     try:
-        from hpml.serving.grpc_service import GrpcServer
+        from hpml.serving.listening.grpc_service import GrpcServer
     except ModuleNotFoundError as error:
         raise UsageError(f"{error.name} is missing", fix="pip install 'hpml-pipeline[serving]'") from None
     try:

@@ -55,6 +55,7 @@ class FakeJobs(FakeCluster):
             "serviceaccounts",
             "services",
             "rolebindings",
+            "networkpolicies",
         )
         super().__init__(plurals=plurals)
         self.program: Program = ends()

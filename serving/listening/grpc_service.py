@@ -17,7 +17,7 @@ from hpml.serving.apis.tensors import check_ids, check_sizes, from_bytes, from_n
 from hpml.serving.application import SERVER, Application
 from hpml.serving.config import ServerConfig
 from hpml.serving.errors import RequestRefused
-from hpml.serving.secret_files import Certificate
+from hpml.serving.listening.secret_files import Certificate
 
 if TYPE_CHECKING:
     from numpy.typing import NDArray

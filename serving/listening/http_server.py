@@ -13,7 +13,7 @@ from uvicorn.protocols.http.httptools_impl import HttpToolsProtocol
 
 from hpml.serving.application import Application
 from hpml.serving.config import ServerConfig
-from hpml.serving.secret_files import Certificate
+from hpml.serving.listening.secret_files import Certificate
 
 _TOO_MANY = (
     b"HTTP/1.1 429 Too Many Requests\r\nretry-after: 1\r\nconnection: close\r\ncontent-length: 0\r\n\r\n"
