@@ -20,7 +20,7 @@ from hpml.core.hardware import usable_cpus
 from hpml.measuring.config import Quiet
 from hpml.measuring.machine.watch import Slice, Watch
 
-CONFIG = PeaksConfig(threads=(1, usable_cpus()), gemm_sizes=(64, 128), rounds=5, time_budget_s=3)
+CONFIG = PeaksConfig(threads=tuple({1, usable_cpus()}), gemm_sizes=(64, 128), rounds=5, time_budget_s=3)
 
 
 @pytest.fixture(scope="module")
