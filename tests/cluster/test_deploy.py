@@ -232,10 +232,12 @@ def first(run: Run, bundles: dict[str, Path]) -> None:
 
 
 def test_a_canary_is_promoted_and_the_release_before_comes_back_without_a_request_that_fails(
-    run: Run, first: None, bundles: dict[str, Path], registry: Any, home: Path
+    run: Run, first: None, bundles: dict[str, Path], registry: Any, home: Path, tmp_path: Path
 ) -> None:
+    recorded = tmp_path / "requests.jsonl"
+    recorded.write_text("".join(f"{one}\n" for one in _recorded(5)))
     with load() as requests:
-        answer = run("deploy", str(bundles["second"]))
+        answer = run("deploy", str(bundles["second"]), "--replay", str(recorded), "--replay-agreement", "1")
         assert answer.returncode == 0, answer.stderr
         assert "1 of 3 pods" in answer.stderr
         assert served() == "2" and not pods("canary")
@@ -254,6 +256,19 @@ def test_a_canary_is_promoted_and_the_release_before_comes_back_without_a_reques
         ("promoted", "2"),
         ("rolled back", "1"),
     ]
+    replayed = kept[-2]["figures"]["replay"]
+    assert (replayed["sent"], replayed["agreement"], replayed["failures"]) == (5, 1.0, [])
+
+
+def _recorded(count: int) -> Iterator[str]:
+    """Requests, as `hpml serve --record` keeps them."""
+    import numpy as np
+
+    from tests.serving.small_bundles import as_request
+
+    chance = np.random.default_rng(0)
+    for _ in range(count):
+        yield as_request(chance.standard_normal((1, 1, 4, 4)).astype(np.float32))[0].decode()
 
 
 @pytest.mark.parametrize(
