@@ -22,8 +22,8 @@ from hpml.reporting.svg import Scale, axes, label, line, node, path, picture
 
 SHARES = (0.5, 0.9, 1.5)  # of the capacity
 _CONNECTIONS = 256
-# Connections that ask anew as soon as they are answered: what they get is the capacity. No more than may wait:
-# who is refused asks again at once, and refusing takes the server's time.
+# Connections that ask anew as soon as they are answered: what they get is the capacity. No more than may
+# wait: who is refused asks again at once, and refusing takes the server's time.
 _CLOSED = 8
 _GIVE_UP_S = 30.0
 _LATE_MS = 10.0  # a client that sends later than this is what was measured
