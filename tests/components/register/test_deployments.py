@@ -47,6 +47,7 @@ def test_the_limits_are_with_what_was_held_to_them(registry: str, tmp_path: Path
         "p99_factor": 2,
         "benchmark_factor": 2,
         "cold_ms": 0.2,
+        "replay_agreement": None,
     }
     assert told["benchmark"] == {"latency_ms_p50": 0.5, "cpu": "a CPU"}
 
