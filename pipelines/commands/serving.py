@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from functools import partial
 from pathlib import Path
 from typing import Annotated
@@ -28,7 +29,9 @@ def serve(
     grpc_port: Annotated[
         int | None, typer.Option(min=0, max=65535, help="Also serve gRPC there.", show_default="not served")
     ] = None,
-    threads: Annotated[int, typer.Option(min=0, help="Of the engine; 0: those it was measured with.")] = 0,
+    threads: Annotated[
+        int, typer.Option(min=0, max=1024, help="Of the engine; 0: those it was measured with.")
+    ] = 0,
     max_batch: Annotated[int, typer.Option(min=1, max=4096, help="Rows of a request, and of a batch.")] = 64,
     max_queue_ms: Annotated[float, typer.Option(min=1, help="Who would wait longer gets 429.")] = 100.0,
     max_body_mb: Annotated[float, typer.Option(min=0.01, help="Of a request, in 10^6 bytes.")] = 16.0,
@@ -76,7 +79,7 @@ def serve(
         "grpc_port": grpc_port,
         "max_batch_rows": max_batch,
         "max_queue_ms": max_queue_ms,
-        "max_body_bytes": round(max_body_mb * 1e6),
+        "max_body_bytes": _bytes(max_body_mb, "--max-body-mb"),
         "token_file": token_file,
         "tls_certificate": tls_certificate,
         "tls_key": tls_key,
@@ -86,6 +89,14 @@ def serve(
         "record": record,
     }
     given |= {} if record_requests is None else {"record_requests": record_requests}
-    given |= {} if record_mb is None else {"record_bytes": round(record_mb * 1e6)}
+    given |= {} if record_mb is None else {"record_bytes": _bytes(record_mb, "--record-mb")}
     config: ServerConfig = validate_options(ServerConfig, given, where="the options of hpml serve")
     serve_until_stopped(open_model, config, partial(typer.echo, err=True))
+
+
+def _bytes(megabytes: float, option: str) -> int:
+    from hpml.core.errors import UsageError
+
+    if not math.isfinite(megabytes):
+        raise UsageError(f"{option} is {megabytes}", fix="give a number of 10^6 bytes")
+    return round(megabytes * 1e6)

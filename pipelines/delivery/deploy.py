@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import shlex
 import shutil
 import uuid
@@ -95,7 +96,12 @@ def _rollout(rollouts: Rollouts, options: DeployOptions, home: Path, say: Say) -
 
 
 def _write(bundle: Deployable, to: str, write: Writer, options: DeployOptions, output: Path) -> list[str]:
-    folder = new_folder_beside(output)
+    try:
+        folder = new_folder_beside(output)
+    except OSError as error:
+        raise UsageError(
+            f"{output} cannot be made", why=os.strerror(error.errno or 0), fix="give another folder"
+        ) from None
     try:
         commands = write(bundle, options, folder)
         _sign(folder, {"to": to, "name": options.name, "bundle": bundle.digest})

@@ -186,6 +186,7 @@ class LocalPlace:
             **_SETTLED,
         }
         self._change(self._state().model_copy(update=update))
+        self._say(f"{release} answers at http://127.0.0.1:{_config(release).port}")
 
     def _take_over(self, release: Release, former: Release | None) -> None:
         self._point_at(release)

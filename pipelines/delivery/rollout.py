@@ -18,6 +18,7 @@ from hpml.serving.rollout.figures import SmokeFigures
 
 Say = Callable[[str], None]
 Outcome = Literal["promoted", "rolled back", "refused", "undeployed"]
+_TOKENS = ("token_file", "token_secret")  # of the settings of a release, wherever it is served
 
 
 @dataclass(frozen=True)
@@ -105,12 +106,13 @@ class Rollout:
     def deploy(self, release: Release, limits: SmokeLimits, benchmark: Benchmark | None) -> Evidence:
         """Serve `release`, if it passes, in place of what is served; if it does not, nothing has changed.
 
-        Raises GateFailed with what it did not pass.
+        Raises GateFailed with what it did not pass, UsageError if it would drop the token of what is served.
         """
         with self.place.lock():
             stable = self._settled(release)
             if stable is None:
                 return self._first(release, limits, benchmark)
+            _check_token_stays(stable.release, release)
             if stable.release.digest == release.digest:
                 return self._again(stable, release)
             return self._beside(stable, release, limits, benchmark)
@@ -127,6 +129,8 @@ class Rollout:
             self.place.promote(stable.previous, stable.release)
             self.place.remove_canary()
             self.say(f"{stable.previous} is served again, in place of {stable.release}")
+            if _needs_token(stable.release) and not _needs_token(stable.previous):
+                self.say("warning: it is served as it was: requests need no token any more")
             return self._kept(Evidence("rolled back", stable.previous, stable.release))
 
     def undeploy(self) -> Evidence:
@@ -232,6 +236,20 @@ class Rollout:
     def _kept(self, evidence: Evidence) -> Evidence:
         self.keep(evidence)
         return evidence
+
+
+def _needs_token(release: Release) -> bool:
+    return any(release.settings.get(name) for name in _TOKENS)
+
+
+def _check_token_stays(stable: Release, release: Release) -> None:
+    """Raise UsageError if a server that asks for a token would answer everybody, only as nobody named one."""
+    if _needs_token(stable) and not _needs_token(release):
+        raise UsageError(
+            f"{stable} asks for a token, and {release} would not",
+            why="no token is given",
+            fix="give it again (--token-file, on a cluster --token-secret), or hpml undeploy first",
+        )
 
 
 def _refusal(evidence: Evidence) -> GateFailed:

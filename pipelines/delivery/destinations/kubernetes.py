@@ -6,10 +6,11 @@ import shlex
 from pathlib import Path
 
 from hpml.artifacts.folder import MANIFEST
-from hpml.core import strict_yaml
+from hpml.core import regular_files, strict_yaml
 from hpml.core.contract import validate_options
 from hpml.core.errors import UsageError
 from hpml.io import storage
+from hpml.measuring.subjects.bundle import BUNDLE
 from hpml.pipelines.cluster.client import connect
 from hpml.pipelines.cluster.config import ClusterConfig
 from hpml.pipelines.cluster.store import use_store
@@ -19,6 +20,7 @@ from hpml.pipelines.delivery.deployable import Deployable
 from hpml.pipelines.delivery.kubernetes import manifests
 from hpml.pipelines.delivery.kubernetes.manifests import KubernetesConfig
 from hpml.pipelines.delivery.kubernetes.place import KubernetesPlace
+from hpml.pipelines.delivery.origin import origin_of
 from hpml.pipelines.delivery.release import Release
 from hpml.pipelines.delivery.rollout import Say
 
@@ -36,6 +38,7 @@ def write(bundle: Deployable, options: DeployOptions, folder: Path) -> list[str]
             why="the pods get the bundle from there",
             fix="give s3://BUCKET/FOLDER or pvc://CLAIM/FOLDER",
         )
+    bundle = _sealed(bundle)
     config = _config(bundle, options)
     released = bundle.released(options.bundle_uri, config.model_dump(mode="json"))
     made = [body for _, body in manifests.common(config, released)]
@@ -63,6 +66,7 @@ def release(bundle: Deployable, options: DeployOptions, say: Say) -> Release:
 
     Raises UsageError and ConfigInvalid for what cannot be served so, Unavailable.
     """
+    bundle = _sealed(bundle)
     config = _config(bundle, options)
     uri = options.bundle_uri or _uploaded(bundle, options, say)
     return bundle.released(uri, config.model_dump(mode="json"))
@@ -94,14 +98,27 @@ def _namespace(options: DeployOptions) -> str:
     return options.namespace if options.given("namespace") else _NAMESPACE
 
 
-def _config(bundle: Deployable, options: DeployOptions) -> KubernetesConfig:
-    own_server.check_can_serve(bundle, options)
-    if not (bundle.folder / MANIFEST).is_file():
+def _sealed(bundle: Deployable) -> Deployable:
+    """It with its manifest, by which pods verify it: the store has that, a run's folder the files alone.
+
+    Raises as `origin_of`, and UsageError if the run that is found made another bundle.
+    """
+    if (bundle.folder / MANIFEST).is_file():
+        return bundle
+    origin = origin_of(bundle)
+    [step] = (name for name, one in origin.record.steps.items() if one.stage == "bundle")
+    found = Deployable(origin.artifact(step).path, bundle.home)
+    if regular_files.sha256(found.folder / BUNDLE) != regular_files.sha256(bundle.folder / BUNDLE):
         raise UsageError(
             f"the bundle {bundle.folder} has no {MANIFEST}",
-            why="pods verify it by that",
-            fix="give the folder that the stage bundle wrote",
+            why=f"pods verify it by that, and run {origin.record.id} made another bundle of its engine",
+            fix="give the run that made it in place of the folder",
         )
+    return found
+
+
+def _config(bundle: Deployable, options: DeployOptions) -> KubernetesConfig:
+    own_server.check_can_serve(bundle, options)
     given = {
         "name": options.name,
         "image": own_server.image(options),

@@ -15,10 +15,11 @@ from hpml.pipelines.delivery.rollout import Say
 
 
 def release(bundle: Deployable, options: DeployOptions, say: Say) -> Release:
-    """`bundle` where it is; the place takes a copy."""
+    """`bundle` where it is; the place takes a copy. Without --port it is where the name is served by now."""
     own_server.check_can_serve(bundle, options)
+    served = None if options.given("port") else place(options, bundle.home, say).stable()
     given = {
-        "port": options.port,
+        "port": served.release.settings["port"] if served else options.port,
         "token_file": options.token_file.resolve() if options.token_file else None,
         "arguments": own_server.settings(bundle, options),
     }

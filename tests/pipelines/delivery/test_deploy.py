@@ -539,3 +539,8 @@ def test_a_client_without_the_servers_packages_cannot_replay(
     answer = hpml("deploy", str(bundle), "--to", "local", "--replay", "requests")
     assert answer.returncode == 2
     assert "--replay needs the package orjson -> pip install 'hpml-pipeline[serving]'" in answer.stderr
+
+
+def test_a_folder_that_cannot_be_made_is_a_wrong_command(hpml: Hpml, bundle: Path) -> None:
+    answer = hpml("deploy", str(bundle), "--to", "compose", "-o", "/proc/out")
+    assert answer.returncode == 2 and answer.stderr.startswith("error: /proc/out cannot be made")

@@ -116,6 +116,23 @@ def test_a_release_takes_the_place_of_the_one_before_and_comes_back() -> None:
     assert [one.outcome for one in kept] == ["promoted", "promoted", "rolled back"]
 
 
+@pytest.mark.parametrize("setting", ["token_file", "token_secret"])
+@pytest.mark.parametrize("digest", [A.digest, B.digest])
+def test_a_token_is_not_dropped_because_nobody_named_it(setting: str, digest: str) -> None:
+    guarded = A.model_copy(update={"settings": {setting: "secret"}})
+    place = Memory(Stable(guarded, tried=True))
+    with pytest.raises(UsageError, match="asks for a token"):
+        rollout(place).deploy(B.model_copy(update={"digest": digest}), LIMITS, None)
+    assert place.served == Stable(guarded, tried=True) and place.beside is None
+
+
+def test_a_rollback_to_what_had_no_token_says_so() -> None:
+    guarded = B.model_copy(update={"settings": {"token_file": "secret"}})
+    said: list[str] = []
+    Rollout(Memory(Stable(guarded, tried=True, previous=A)), lambda _: None, said.append).rollback()
+    assert said[-1] == "warning: it is served as it was: requests need no token any more"
+
+
 def test_what_was_judged_is_kept_with_what_it_was_held_to() -> None:
     place, kept, benchmark = Memory(Stable(A, tried=True)), list[Evidence](), Benchmark(0.1, "a CPU")
     rollout(place, kept).deploy(B, LIMITS, benchmark)
